@@ -24,7 +24,7 @@ export PIP_COMPILE := 0
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm install-train install-verl install-providers install-mcp install-schemathesis install-clients install-mitmproxy install-browser install-docs install-locking demo demo-sidecar demo-apo demo-rl demo-pairs quick test-of test test-more stress test-vllm test-train test-learns test-verl test-providers test-mcp test-api test-clients test-mitmproxy test-extras test-deploy test-web test-all check check-train check-verl docs measure bench chaos histories soak locks sbom clean
+.PHONY: help install install-vllm install-train install-verl install-providers install-mcp install-schemathesis install-clients install-mitmproxy install-browser install-docs install-locking demo demo-sidecar demo-apo demo-rl demo-pairs quick test-of test test-more stress test-vllm test-train test-learns test-verl test-providers test-mcp test-api test-clients test-mitmproxy test-extras test-deploy test-web test-all check check-train check-verl docs pictures measure bench chaos histories soak locks sbom clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -258,6 +258,10 @@ docs: install-docs ## Make the documentation a site in .build/site, with search;
 measure: install ## Print how much there is to read, and how many function calls the paths through the gateway cost
 	@$(BIN)/python -m bench.structure
 	@$(BIN)/python -m bench.paths
+
+# Pictures of measurements are drawn by what measures: see CONTRIBUTING.md.
+pictures: install ## Draw docs/tui-*.svg and docs/run-plot.svg anew, from the recorded demo of the TUI
+	UPDATE_GOLDENS=1 $(BIN)/python -m pytest -q -n 0 tests/tui/test_demo.py -k pictures
 
 bench: install ## Measure side by side with bare aiohttp, LiteLLM, Portkey, smg; fastmcp, mcp-proxy for MCP; mitmproxy for the sidecar
 	$(BIN)/python -m bench --install

@@ -24,8 +24,8 @@ from penstock.gateway.model.run import Point
 
 HELD_OUT = "evaluation/held-out/reward"
 DRAWN = {
-    HELD_OUT: "Held-out questions answered rightly, asked greedily, by step",
-    "reward": "Mean reward of the sampled rollouts, by step",
+    HELD_OUT: "Held-out questions answered rightly (greedy)",
+    "reward": "Mean reward of the sampled rollouts",
 }
 
 
@@ -55,7 +55,9 @@ def main() -> None:
     asked = parser.parse_args()
     runs = [learnt(seed, asked.steps, asked.home / f"seed-{seed}") for seed in range(asked.seeds)]
     print("\n".join(table(runs)))
-    asked.svg.write_text(drawing([chart(runs, metric, title) for metric, title in DRAWN.items()]), encoding="utf-8")
+    asked.svg.write_text(
+        drawing({"": [chart(runs, metric, title) for metric, title in DRAWN.items()]}), encoding="utf-8"
+    )
     print(f"{asked.svg}: {len(DRAWN)} charts")
 
 
@@ -91,7 +93,7 @@ def chart(runs: Sequence[Learnt], metric: str, title: str) -> Chart:
     """Return a chart with a line for each run."""
     lines = [LineSeries(f"seed {run.seed}", run.curve(metric), style) for style, run in enumerate(runs, 1)]
     said = " ".join(f"{line.name} goes from {line.points[0][1]:.2f} to {line.points[-1][1]:.2f}." for line in lines)
-    return Chart(title, said, lines, "step", bounds=(0.0, 1.0), tick_y="{:.1f}".format)
+    return Chart(title, said, lines, "step", bounds=(0.0, 1.0))
 
 
 if __name__ == "__main__":

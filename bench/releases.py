@@ -27,10 +27,12 @@ from math import comb
 from pathlib import Path
 from random import Random
 
-from bench import release_peers, release_plots, release_users
+from bench import release_peers, release_users
 from bench.release_peers import Peer
 from bench.release_scenarios import CAUGHT, DROPS, HORIZON, PROMISED, RATE, SCENARIOS, Scenario
 from bench.store import Figure, report
+from penstock.console.views.pages import drawing
+from penstock.console.views.svg import Chart, LineSeries
 from penstock.gateway.model.release_policy import EARLY, RampStep
 from penstock.gateway.releases.canary.decision import Canary
 from penstock.gateway.releases.canary.evidence import CanaryObservation
@@ -38,6 +40,15 @@ from penstock.gateway.releases.canary.evidence import CanaryObservation
 OUT = Path(__file__).parent / "out" / "releases.json"
 CHUNK = 25
 ROLLED_BACK = "share of releases rolled back"
+SHOWN = {
+    "Penstock": None,
+    "t-test after every rollout": "t-test after every rollout",
+    "t-test once, at 2,000": "t-test once, at 2,000",
+    "Argo-style, windows of 500": "Argo-style, windows of 500, 0.9 of the former rate",
+}
+"""Peer of each line of a plot, by its name there; None for the canary."""
+ENDINGS = {"promote": "promoted", "roll_back": "rolled back", "hold": "held"}
+Line = Sequence[tuple[float, float]]
 NONE: dict[str, float] = {}
 SOUND, FAILED = {"error": 1.0, "violation": 1.0}, {"error": 0.0, "violation": 1.0}
 
@@ -275,39 +286,41 @@ def plots(found: Mapping[str, Tried], folder: Path) -> None:
 
 def _pages(found: Mapping[str, Tried]) -> Iterator[tuple[str, str]]:
     """Yield (name, page) of each plot."""
-    shown = {
-        "Penstock": None,
-        "t-test, every rollout": "t-test after every rollout",
-        "t-test once": "t-test once, at 2,000",
-        "Argo-style, 500": "Argo-style, windows of 500, 0.9 of the former rate",
-    }
-    for name, title, scenario in (
-        ("canary-aa", "Identical candidate", "beside, equal"),
-        ("canary-drift", "Identical candidate while all rewards sink by 30 %", "beside, rewards drift by -30 %"),
-    ):
-        if scenario in found:
-            series = {name: found[scenario].curve(peer) for name, peer in shown.items()}
-            yield name, release_plots.lines(title, "rollouts", ROLLED_BACK, series, mark=0.05)
+    peers = [
+        _chart(title, {name: found[scenario].curve(peer) for name, peer in SHOWN.items()}, [("5 %", 5.0)])
+        for title, scenario in (
+            ("Identical candidate", "beside, equal"),
+            ("Identical candidate, all rewards sink by 30 %", "beside, rewards drift by -30 %"),
+        )
+        if scenario in found
+    ]
+    if peers:
+        yield "canary-peers", drawing({"": peers})
     drops = {f"{name} worse": found[f"drop of {name}"].curve() for name in DROPS if f"drop of {name}" in found}
     if drops:
-        along = "rollouts (5 % → 20 % → 50 %)"
-        yield "canary-drops", release_plots.lines("Worse candidate", along, ROLLED_BACK, drops)
+        yield "canary-drops", drawing({"": [_chart("Worse candidate, 5 % → 20 % → 50 %", drops)]})
     if any(name.startswith("whole") for name in found):
-        yield "canary-outcomes", _bars(found)
+        yield "canary-outcomes", drawing({"": [_outcome_chart(found)]})
 
 
-def _bars(found: Mapping[str, Tried]) -> str:
-    kinds = ("promote", "roll_back", "hold")
-    rows = {
-        name.removeprefix("whole, ").removeprefix("worse by ").removeprefix("the margin, "): [
-            one.share(kind) / 100 for kind in kinds
-        ]
-        for name, one in found.items()
-        if name.startswith("whole")
-    }
-    names: Sequence[str] = ["promoted", "rolled back", "held"]
-    title = "What becomes of a release with a margin of 10 %"
-    return release_plots.bars(title, "candidate worse by", "share of releases", names, rows)
+def _chart(title: str, shares: Mapping[str, Line], limits: Sequence[tuple[str, float]] = ()) -> Chart:
+    """Return a chart of shares over rollouts."""
+    lines = [
+        LineSeries(name, [(x, share * 100) for x, share in line], style)
+        for style, (name, line) in enumerate(shares.items(), 1)
+    ]
+    return Chart(title, "", lines, "rollouts", ROLLED_BACK, limits=[*limits], bounds=(0, 100), unit=" %")
+
+
+def _outcome_chart(found: Mapping[str, Tried]) -> Chart:
+    whole = {name.split(", ", 1)[1]: one for name, one in found.items() if name.startswith("whole")}
+    names = [name.removeprefix("worse by ").removeprefix("the margin, ") for name in whole]
+    lines = [
+        LineSeries(name, [(float(at), one.share(action)) for at, one in enumerate(whole.values())], style)
+        for style, (action, name) in enumerate(ENDINGS.items(), 1)
+    ]
+    title, across = "What becomes of a release with a margin of 10 %", "candidate worse by"
+    return Chart(title, "", lines, across, "share of releases", bounds=(0, 100), names=names, unit=" %")
 
 
 def main() -> None:

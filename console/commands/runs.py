@@ -40,7 +40,9 @@ FOLDERS = {"tensorboard": "TensorBoard", "mlflow": "MLflow"}
 EVENTS = 10
 """Maximum number of a run's events that are shown."""
 PLOTTED = 1000
-"""Maximum number of buckets of a plotted curve."""
+"""Maximum number of buckets of a plotted curve: more cannot be told apart."""
+EXACT = 10_000
+"""Maximum number of points of a metric that the result is read from."""
 
 
 def show_run(run: Name, /, *, metrics: Metrics = None, json: Json = False, gateway: Url = LOCAL) -> None:
@@ -84,6 +86,8 @@ def plot(
     compare
         Another run to draw beside it; may be given several times.
     """
+    from penstock.console.views.runs import RESULTS, result
+    from penstock.console.views.table import clean
     from penstock.gateway.client.console import whole_file
 
     path = out or Path(f"{run}.html")
@@ -92,6 +96,8 @@ def plot(
 
     async def ask(client: Client) -> None:
         found, names = await client.run(run), _names(metrics)
+        told = [name for name in found.metrics if name.startswith(RESULTS)]
+        said = result(found, await client.curves(run, told, max_points=_buckets(found, EXACT)) if told else ())
         curves = {run: await client.curves(run, names, max_points=_buckets(found))}
         for other in compare or ():
             curves[other] = await client.curves(other, names, max_points=_buckets(await client.run(other)))
@@ -99,26 +105,26 @@ def plot(
             raise CommandError(f"run {run!r} has no points to draw")
         events = [event async for event in client.run_events(run, EVENTS)]
         with whole_file(path) as file:
-            file.write(_drawn(path.suffix, found, curves, events))
-        print(f"{path}: {sum(curve.count > 0 for curve in curves[run]):,} metrics", file=sys.stderr)
+            file.write(_drawn(path.suffix, found, said, curves, events))
+        print(f"{path}: {sum(curve.count > 0 for curve in curves[run]):,} metrics. {clean(said)}", file=sys.stderr)
 
     with_client(gateway, ask)
 
 
-def _drawn(suffix: str, run: Run, curves: dict[str, list[Curve]], events: list[RunEvent]) -> bytes:
+def _drawn(suffix: str, run: Run, said: str, curves: dict[str, list[Curve]], events: list[RunEvent]) -> bytes:
     from penstock.console.views.pages import drawing, run_charts, run_page
 
     if suffix == ".html":
-        return run_page(run, curves, events, time.time_ns()).encode()
-    found = list(run_charts(curves, run.tree))
-    return drawing(found).encode() if suffix == ".svg" else png(found)
+        return run_page(run, said, curves, events, time.time_ns()).encode()
+    found, heading = run_charts(curves, run.tree), f"{run.id}: {said}"
+    return drawing(found, heading).encode() if suffix == ".svg" else png(found, heading)
 
 
-def _buckets(run: Run) -> int:
-    """The number of buckets that can be told apart, within the gateway's limit for one answer."""
+def _buckets(run: Run, most: int = PLOTTED) -> int:
+    """At most `most` buckets, within the gateway's limit for one answer."""
     from penstock.gateway.model.run import MOST_READ
 
-    return min(PLOTTED, MOST_READ // max(1, len(run.metrics)))
+    return min(most, MOST_READ // max(1, len(run.metrics)))
 
 
 def export(
@@ -169,8 +175,10 @@ def _names(metrics: str | None) -> list[str] | None:
 
 # -- files: PNG, JSON lines, CSV, TensorBoard's event files, MLflow's database ----
 
-INCHES = 7.2, 3.0
+INCHES = 4.8, 2.8
 """Width and height of a chart in a PNG."""
+ACROSS = 2
+"""Charts beside each other in a PNG."""
 EXPERIMENT = "penstock"
 """Name of MLflow's experiment that runs belong to."""
 STATES: dict[RunStatus, str] = {"succeeded": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
@@ -187,12 +195,16 @@ def extra(module: str, what: str, name: Extra = "plots") -> Any:
         raise CommandError(f"{what} needs {module.partition('.')[0]}: {install_hint(name)}") from None
 
 
-def png(charts: Sequence[Chart]) -> bytes:
-    """The charts below each other as an image."""
-    width, height = INCHES
-    figure = extra("matplotlib.figure", "PNG").Figure(figsize=(width, height * len(charts)), layout="tight")
+def png(groups: Mapping[str, Sequence[Chart]], heading: str) -> bytes:
+    """The charts as an image, in the order of their groups."""
+    (width, height), charts = INCHES, [chart for charts in groups.values() for chart in charts]
+    rows = -(-len(charts) // ACROSS)
+    size = (width * ACROSS, height * rows + 0.8)
+    figure = extra("matplotlib.figure", "PNG").Figure(figsize=size, layout="constrained")
+    # A dollar sign would begin a formula.
+    figure.suptitle(heading.replace("$", r"\$"), fontsize=10, wrap=True)
     for place, chart in enumerate(charts, 1):
-        _draw(figure.add_subplot(len(charts), 1, place), chart)
+        _draw(figure.add_subplot(rows, ACROSS, place), chart)
     made = io.BytesIO()
     # Without pyplot: a figure by itself draws with Agg, opens no window and leaves nothing behind.
     figure.savefig(made, format="png", dpi=150)
@@ -200,17 +212,23 @@ def png(charts: Sequence[Chart]) -> bytes:
 
 
 def _draw(axes: Any, chart: Chart) -> None:
-    for line in chart.lines:
-        # A dollar sign would begin a formula.
-        way = {"marker": "o", "linestyle": ""} if line.dots else {}
-        axes.plot(*zip(*line.points, strict=True), label=line.name.replace("$", r"\$"), **way) if line.points else None
-    for _, limit in chart.limits:
-        axes.axhline(limit, linestyle=":")
+    for line in (line for line in chart.lines if line.points):
+        way = {"marker": "o", "linestyle": ""} if line.dots or line.marked else {}
+        way |= {"drawstyle": "steps-post"} if line.stepped else {}
+        (drawn,) = axes.plot(*zip(*line.points, strict=True), label=line.name.replace("$", r"\$"), **way)
+        for x, ends in line.intervals.items():
+            axes.vlines(x, *ends, color=drawn.get_color(), linewidth=1)
+        for x, y in line.points if line.marked else ():
+            axes.annotate(line.said(x, y), (x, y), (8, -3), textcoords="offset points", fontsize=8)
+    for name, limit in chart.limits:
+        axes.axhline(limit, linestyle=":", color="tab:red")
+        axes.annotate(name, (0.02, limit), (0, 3), ("axes fraction", "data"), "offset points", fontsize=8)
     if chart.log:
         axes.set_yscale("log")
     if chart.band:
         axes.fill_between(*zip(*chart.band, strict=True), alpha=0.15)
-    axes.set_title(chart.title, fontsize=10)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_title(chart.title.replace("$", r"\$"), fontsize=10)
     axes.set_xlabel(chart.x)
     axes.grid(alpha=0.3)
     if len(chart.lines) > 1:

@@ -1,8 +1,8 @@
 """A release and a training run, each as one page of HTML. Pure.
 
-A page is self-contained: it has no script and loads nothing, and its own policy forbids both. It follows light and
-dark, in the colours of Okabe and Ito. It can be read by people who do not see it (titles, descriptions, and a table for
-each chart), and every foreign text is escaped.
+A page opens with its result in a sentence. It is self-contained: it has no script and loads nothing, and its own policy
+forbids both. It follows light and dark, and fits a phone. It can be read by people who do not see it (titles,
+descriptions, and a table for each chart), and every foreign text is escaped.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import count
 from json import dumps
+from textwrap import wrap
 from typing import NamedTuple
 
 from penstock.console.views.releases import (
@@ -28,6 +28,7 @@ from penstock.console.views.releases import (
     left_out,
     path,
     ramp_thresholds,
+    release_result,
     share,
     stage_name,
     units,
@@ -36,7 +37,24 @@ from penstock.console.views.releases import (
     wait_conditions,
 )
 from penstock.console.views.runs import candidates_chart, needed_e_value, ordered_candidates
-from penstock.console.views.svg import HEIGHT, LEFT, STYLES, WIDTH, Chart, LineSeries, legend, svg, text
+from penstock.console.views.svg import (
+    DARK,
+    HEIGHT,
+    LIGHT,
+    STYLE,
+    WIDTH,
+    Chart,
+    LineSeries,
+    drawn,
+    keys,
+    legend,
+    number_text,
+    painted,
+    shortened,
+    svg,
+    text,
+    thinned,
+)
 from penstock.console.views.table import asked_by, duration, moment, number
 from penstock.gateway.model.base import GATEWAY
 from penstock.gateway.model.release import Assignment, AssignmentEvidence, AuditTrailEntry, Release, ReleaseView
@@ -47,31 +65,37 @@ from penstock.gateway.releases.canary.outcomes import as_of
 
 ROWS = 24
 """Maximum number of rows of a chart's table."""
-STYLE = """
-:root { color-scheme: light dark; --text: #1b1b1f; --dim: #5b5b66; --back: #fdfdfd; --rule: #d9d9e0; --band: #0072b21f;
-  --c0: #5b5b66; --c1: #0072b2; --c2: #d55e00; --c3: #009e73; --c4: #cc79a7; --c5: #e69f00; --limit: #b3261e; }
-@media (prefers-color-scheme: dark) { :root { --text: #e7e7ec; --dim: #a2a2ae; --back: #16161a; --rule: #34343c;
-  --band: #56b4e92b; --c0: #b4b4c0; --c1: #56b4e9; --c2: #e69f00; --c3: #009e73; --c4: #cc79a7; --c5: #f0e442;
-  --limit: #ff8a80; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--back); max-width: 60rem;
-  margin: 0 auto; padding: 1.5rem; }
-h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.1rem; margin: 2rem 0 .4rem; } figure { margin: 1.5rem 0; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+HEAD_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--back); max-width: 76rem;
+  margin: 0 auto; padding: 1rem clamp(.8rem, 3vw, 1.5rem); overflow-wrap: anywhere; }
+h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.1rem; margin: 2rem 0 .4rem; } h3 { font-size: 1rem; margin: 0; }
+.result { font-size: 1.2rem; margin: .6rem 0; } figure { margin: 0; min-width: 0; } figure p { margin: 0; }
+.panels { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr)); gap: 1.2rem 1.5rem; }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 caption { text-align: left; color: var(--dim); }
-th, td { text-align: right; padding: .15rem .8rem .15rem 0; border-bottom: 1px solid var(--rule); font-weight: normal; }
-th:first-child { text-align: left; }
-.dim, .tick { color: var(--dim); fill: var(--dim); } .tick { font-size: 11px; }
+th, td { text-align: right; padding: .15rem .8rem .15rem 0; border-bottom: 1px solid var(--rule); font-weight: normal;
+  overflow-wrap: normal; }
+th:first-child, .said :last-child { text-align: left; } th:first-child { white-space: nowrap; }
+.said td:last-child { min-width: 12rem; }
 ol.way { list-style: none; display: flex; flex-wrap: wrap; gap: .3rem 1.2rem; padding: 0; }
 .way [aria-current] { font-weight: bold; text-decoration: underline; }
 ul.legend { list-style: none; display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; padding: 0; margin: .3rem 0; }
 svg { width: 100%; height: auto; } svg.key { width: 34px; height: 10px; margin-right: .4rem; }
-.grid { stroke: var(--rule); } .limit { stroke: var(--limit); stroke-dasharray: 2 3; } .band { fill: var(--band); }
-.line { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; } .s0 { stroke: var(--c0); }
-.s1 { stroke: var(--c1); stroke-dasharray: 9 4; } .s2 { stroke: var(--c2); stroke-dasharray: 2 5; }
-.s3 { stroke: var(--c3); stroke-dasharray: 12 4 2 4; } .s4 { stroke: var(--c4); stroke-dasharray: 5 5; }
-.s5 { stroke: var(--c5); stroke-dasharray: 14 3 2 3 2 3; } ol.chain > li { margin: .6rem 0; overflow-wrap: anywhere; }
-pre { white-space: pre-wrap; } summary { cursor: pointer; color: var(--dim); }
+.at rect { fill: transparent; } .at > g { visibility: hidden; pointer-events: none; }
+svg text { paint-order: stroke; stroke: var(--back); stroke-width: 3px; }
+.at:hover > g { visibility: visible; } .at g rect { fill: var(--back); stroke: var(--rule); }
+ol.chain > li { margin: .6rem 0; } pre { white-space: pre-wrap; } summary { cursor: pointer; color: var(--dim); }
 """
+
+
+def _variables(colours: Mapping[str, str]) -> str:
+    return f":root {{ {' '.join(f'--{name}: {colour};' for name, colour in colours.items())} }}"
+
+
+PAGE_STYLE = (
+    f":root {{ color-scheme: light dark; }} {_variables(LIGHT)}\n"
+    f"@media (prefers-color-scheme: dark) {{ {_variables(DARK)} }}{HEAD_STYLE}{STYLE.lstrip()}"
+)
 
 
 def document(title: str, body: Iterable[str]) -> str:
@@ -80,34 +104,42 @@ def document(title: str, body: Iterable[str]) -> str:
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
-        f"<title>{text(title)}</title>\n<style>{STYLE}</style></head>\n<body>\n"
+        f"<title>{text(title)}</title>\n<style>{PAGE_STYLE}</style></head>\n<body>\n"
         + "\n".join(body)
         + "\n</body></html>\n"
     )
 
 
-def figure(chart: Chart, name: str) -> str:
-    """A chart as HTML, with its title, its legend and its numbers; `name` makes its ids unique on the page."""
-    rows = sorted({x for line in chart.lines for x, _ in line.points})
-    rows = [x for at, x in enumerate(rows) if at % max(1, -(-len(rows) // ROWS)) == 0 or at == len(rows) - 1]
-    columns = [dict(line.points) for line in chart.lines]
-    cells = [[chart.tick_x(x), *(f"{column[x]:.4g}" if x in column else "" for column in columns)] for x in rows]
+def panels(charts: Iterable[Chart], name: str = "chart") -> str:
+    """Charts as HTML, beside each other where there is room; `name` makes their ids unique on the page."""
+    return f'<div class="panels">{"".join(_figure(one, f"{name}{at}") for at, one in enumerate(charts))}</div>'
+
+
+def _figure(chart: Chart, name: str) -> str:
+    rows = thinned(sorted({x for line in chart.lines for x, _ in line.points}), ROWS)
+    columns = [{x: line.said(x, y) for x, y in line.points} for line in chart.lines]
+    cells = [[chart.place(x), *(column.get(x, "") for column in columns)] for x in rows]
     numbers = table(chart.title, [chart.x, *(line.name for line in chart.lines)], cells)
     return (
-        f"<figure><figcaption><h2>{text(chart.title)}</h2><p>{text(chart.description)}</p>{legend(chart)}</figcaption>"
-        f"{svg(chart, name)}<details><summary>{text(chart.title)} as a table</summary>{numbers}</details></figure>"
+        f"<figure><figcaption><h3>{text(chart.title)}</h3>{legend(chart)}</figcaption>{svg(chart, name)}"
+        f'<p class="dim">{text(chart.description)}</p>'
+        f"<details><summary>{text(chart.title)} as a table</summary>{numbers}</details></figure>"
     )
 
 
-def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Rows of texts as an HTML table; the first cell of each row is its heading."""
+def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]], sentences: bool = False) -> str:
+    """Rows of texts as an HTML table; the first cell of each row is its heading. `sentences`: the last column has words
+    and no figures."""
     head = "".join(f'<th scope="col">{text(cell)}</th>' for cell in heads)
     lines = (
         f'<tr><th scope="row">{text(row[0])}</th>{"".join(f"<td>{text(cell)}</td>" for cell in row[1:])}</tr>'
         for row in rows
     )
-    body = "".join(lines)
-    return f"<table><caption>{text(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    kind = ' class="said"' if sentences else ""
+    return (
+        f'<div class="scroll"><table{kind}><caption>{text(caption)}</caption><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(lines)}</tbody></table></div>"
+    )
 
 
 # -- a release: its state, the evidence for its decisions, and their reasons ----
@@ -122,8 +154,7 @@ def release_page(view: ReleaseView, history: History, now_ns: int) -> str:
     if points:
         view = view.model_copy(update={"figures": points[-1].figures, "interval": points[-1].interval})
     body = [*_head(view, history, now_ns), *_arms(view, history)]
-    for place, chart in enumerate(release_charts(view, history, points, now_ns)):
-        body.append(figure(chart, f"chart{place}"))
+    body += ["<h2>Over time</h2>", panels(release_charts(view, history, points, now_ns))]
     body += _evidence(view, points)
     body += _chain(history.audit, release)
     return document(f"{release.id}: {stage_name(release.stage)}", body)
@@ -133,6 +164,7 @@ def _head(view: ReleaseView, history: History, now_ns: int) -> Iterator[str]:
     release = view.release
     only = audience(release.only)
     yield f"<header><h1>{text(release.id)}: {text(stage_name(release.stage))}</h1>"
+    yield f'<p class="result">{text(release_result(view))}</p>'
     yield (
         f"<p>{text(release.kind)} {text(release.resource)}: {text(version_changes(release))}"
         f"{' for ' + text(only) if only else ''}. {text(release.reason)}</p>"
@@ -282,11 +314,9 @@ def _traffic(view: ReleaseView, history: History, now_ns: int) -> Chart:
     counts = view.release.policy.observation_noun
     now = f"{share(view.release.stage, view.release.split) * 100:g} % of new {counts} get {view.release.candidate} now"
     line = LineSeries(f"candidate {view.release.candidate}", splits, 1, stepped=True)
-    within_a_day = not splits or splits[-1][0] - splits[0][0] < 86_400e9
-    cut = slice(11, 19) if within_a_day else slice(5, 16)
     return Chart(
         "Traffic", f"Share of new {counts} on the candidate over time. {now}.", [line], "UTC", f"new {counts} on it",
-        bounds=(0, 100), tick_x=lambda x: moment(int(x))[cut], tick_y="{:g} %".format,
+        bounds=(0, 100), axis="time", unit=" %",
     )  # fmt: skip
 
 
@@ -372,27 +402,40 @@ def _values(points: Iterable[EvidencePoint], key: str) -> list[tuple[float, floa
 # -- a training run: a chart for each metric, with a line for each run ----
 
 
-HEAD = 44
-"""Height of the space above a chart for its title and its lines' names, in a drawing by itself."""
+GROUPS = {
+    "Result": ("evaluation/", "eval/", "val/", "test/", "race/", "cells/", "reward", "best/", "seed/"),
+    "Learning": (),
+    "Rollouts and samples": (
+        "rollouts", "groups/", "samples", "updates", "staleness", "dropped/", "left_out/", "calls/", "failed",
+        "lessons", "curriculum/", "tokens_per_rollout", "sampled_otherwise",
+    ),
+    "Time": ("seconds/", "tokens_per_second"),
+}  # fmt: skip
+"""Beginnings of the names of metrics, by the group that they are drawn in; all others are of `OTHERS`."""
+OTHERS, COUNTS = "Learning", "Rollouts and samples"
+ENDS = ("_low", "_high")
+"""Ends of the names of metrics that are the bounds of another one's interval."""
+PARTNERS = {"test/winner": "test/seed", "best/reward": "seed/reward"}
+"""Metrics that are levels in the chart of another one."""
 E_VALUE = "/e_value"
 """Suffix of the names of metrics that are e-values: their charts are logarithmic."""
 Runs = Mapping[str, Sequence[Curve]]
 """Curves by run; the first run is the one on show, the others are for comparison."""
 
 
-def run_page(run: Run, curves: Runs, events: Sequence[RunEvent], now_ns: int) -> str:
-    """The whole page as of `now_ns`, nanoseconds since the epoch; `events` newest first."""
-    body = [*_page_head(run, now_ns)]
-    body += (figure(chart, f"chart{number}") for number, chart in enumerate(run_charts(curves, run.tree)))
-    body += _candidates(run)
-    body += _events(events)
+def run_page(run: Run, result: str, curves: Runs, events: Sequence[RunEvent], now_ns: int) -> str:
+    """The whole page as of `now_ns`, nanoseconds since the epoch. `result`: what the run has come to, in a sentence;
+    `events` newest first."""
+    body = [f'<header><h1>{text(run.id)}: {text(run.status)}</h1><p class="result">{text(result)}</p></header>']
+    for group, charts in run_charts(curves, run.tree).items():
+        body += [f"<h2>{group}</h2>", panels(charts, f"{group.split()[0]}-")]
+    body += [*_facts(run, now_ns), *_candidates(run), *_events(events)]
     body.append(f"<h2>Configuration</h2><pre>{text(json.dumps(run.config, indent=1, ensure_ascii=False))}</pre>")
     return document(f"{run.id}: {run.status}", body)
 
 
-def _page_head(run: Run, now_ns: int) -> Iterator[str]:
-    yield f"<header><h1>{text(run.id)}: {text(run.status)}</h1><p>{text(f'{run.kind} {run.name}'.strip())}. "
-    yield f"{text(run.message or '')}</p>"
+def _facts(run: Run, now_ns: int) -> Iterator[str]:
+    yield f"<h2>The run</h2><p>{text(f'{run.kind} {run.name}'.strip())}. {text(run.message or '')}</p>"
     planned = "" if run.steps is None else f" of {run.steps:,}"
     rows = [
         ("step", "none yet" if run.step is None else f"{run.step:,}{planned}"),
@@ -401,8 +444,7 @@ def _page_head(run: Run, now_ns: int) -> Iterator[str]:
         ("resumed", f"{run.resumed:,} times"),
         ("made", ", ".join(f"{made.name}@{made.version}" for made in run.made) or "nothing yet"),
     ]
-    yield table("The run", ("", ""), rows)
-    yield f'<p class="dim">As of {moment(now_ns)[:19]} UTC.</p></header>'
+    yield table(f"As of {moment(now_ns)[:19]} UTC", ("", ""), rows)
 
 
 def _candidates(run: Run) -> Iterator[str]:
@@ -420,7 +462,7 @@ def _candidates(run: Run) -> Iterator[str]:
         ]
         heads = ("candidate", "mean", "rollouts", "state", "e-value", "claim")
         missing = f"; {run.tree.left_out:,} more are left out" if run.tree.left_out else ""
-        yield "<h2>Candidates</h2>" + table(f"Each below the one that it was made from{missing}", heads, rows)
+        yield "<h2>Candidates</h2>" + table(f"Each below the one that it was made from{missing}", heads, rows, True)
 
 
 def _events(events: Sequence[RunEvent]) -> Iterator[str]:
@@ -429,34 +471,52 @@ def _events(events: Sequence[RunEvent]) -> Iterator[str]:
             (moment(event.time_ns or 0)[:19], "" if event.step is None else f"{event.step:,}", event.level, event.text)
             for event in events
         ]
-        yield "<h2>Events</h2>" + table("The newest first", ("when (UTC)", "step", "level", "what"), rows)
+        yield "<h2>Events</h2>" + table("The newest first", ("when (UTC)", "step", "level", "what"), rows, True)
 
 
-def run_charts(runs: Runs, tree: CandidateTree | None = None) -> Iterator[Chart]:
-    """The candidates of a run that searches; then a chart for each metric that any of the runs has points of, in the
-    order of the first run."""
-    if tree is not None and (first := candidates_chart(tree)) is not None:
-        yield first
-    bound = needed_e_value(tree)
+def run_charts(runs: Runs, tree: CandidateTree | None = None) -> dict[str, list[Chart]]:
+    """Charts by group, the result first: one for each metric that any of the runs has points of, and the candidates of
+    a run that searches. The bounds of a metric's interval (`NAME_low`, `NAME_high`) are drawn with it."""
+    groups: dict[str, list[Chart]] = {name: [] for name in GROUPS}
     found = {name: {curve.metric: curve for curve in curves if curve.count} for name, curves in runs.items()}
-    for metric in dict.fromkeys(metric for curves in found.values() for metric in curves):
-        chart = _chart(metric, {name: curves[metric] for name, curves in found.items() if metric in curves})
-        yield replace(chart, log=True, limits=_limits(bound)) if metric.endswith(E_VALUE) else chart
+    every = dict.fromkeys(metric for curves in found.values() for metric in curves)
+    drawn_with = {metric + end for metric in every for end in ENDS if metric + end in every}
+    drawn_with |= {partner for metric, partner in PARTNERS.items() if metric in every}
+    limits = [] if (bound := needed_e_value(tree)) is None else [(f"better at {bound:g}", bound)]
+    for metric in sorted((metric for metric in every if metric not in drawn_with), key=_rank):
+        chart = _chart(metric, {name: curves for name, curves in found.items() if metric in curves})
+        groups[_group(metric)].append(replace(chart, log=True, limits=limits) if metric.endswith(E_VALUE) else chart)
+    if tree is not None and (candidates := candidates_chart(tree)) is not None:
+        groups["Result"].append(candidates)
+    return {name: charts for name, charts in groups.items() if charts}
 
 
-def _limits(bound: float | None) -> list[tuple[str, float]]:
-    return [] if bound is None else [(f"better at {bound:g}", bound)]
+def _rank(metric: str) -> int:
+    starts = GROUPS["Result"]
+    return next((at for at, start in enumerate(starts) if metric.startswith(start)), len(starts))
 
 
-def _chart(metric: str, curves: Mapping[str, Curve]) -> Chart:
-    lines = [LineSeries(name, _means(curve), style) for style, (name, curve) in enumerate(curves.items(), 1)]
-    first = next(iter(curves.values()))
-    band = [] if first.exact else list(_band(first))
-    said = " ".join(_said(name, curve) for name, curve in curves.items())
+def _group(metric: str) -> str:
+    if metric.endswith("/tasks"):
+        return COUNTS
+    return next((name for name, starts in GROUPS.items() if metric.startswith(starts)), OTHERS)
+
+
+def _chart(metric: str, runs: Mapping[str, Mapping[str, Curve]]) -> Chart:
+    curves = {name: found[metric] for name, found in runs.items()}
+    lines = [
+        LineSeries(name, _means(found[metric]), style, intervals=_intervals(metric, found))
+        for style, (name, found) in enumerate(runs.items(), 1)
+    ]
+    first, partner = next(iter(curves.values())), PARTNERS.get(metric, "")
+    of = " of {}" if len(curves) > 1 else ""
+    levels = {partner + of.format(name): found[partner].last for name, found in runs.items() if partner in found}
+    limits = [(f"{name}: {number_text(level)}", level) for name, level in levels.items() if level is not None]
+    said = " ".join(f"{name}: {_said(curve)}" if len(curves) > 1 else _said(curve) for name, curve in curves.items())
     # Lines are drawn across values that are not finite, so the title gives their number.
     nulls = sum(curve.nulls for curve in curves.values())
     title = f"{metric} ({nulls:,} not finite)" if nulls else metric
-    return Chart(title, said, lines, "step", band=band, tick_y="{:.4g}".format)
+    return Chart(title, said, lines, "step", band=[] if first.exact else list(_band(first)), limits=limits)
 
 
 def _middle(curve: Curve) -> Iterator[float]:
@@ -467,44 +527,60 @@ def _means(curve: Curve) -> list[tuple[float, float]]:
     return [(x, y) for x, y in zip(_middle(curve), curve.mean, strict=True) if y is not None]
 
 
+def _intervals(metric: str, found: Mapping[str, Curve]) -> dict[float, tuple[float, float]]:
+    low, high = (dict(_means(found[metric + end])) if metric + end in found else {} for end in ENDS)
+    return {x: (y, high[x]) for x, y in low.items() if x in high}
+
+
 def _band(curve: Curve) -> Iterator[tuple[float, float, float]]:
     for x, low, high in zip(_middle(curve), curve.low, curve.high, strict=True):
         if low is not None and high is not None:
             yield x, low, high
 
 
-def _said(name: str, curve: Curve) -> str:
-    """A curve in words: its points, range and last value."""
+def _said(curve: Curve) -> str:
+    """A curve in words: its last value, range and points."""
+    now = "no finite number" if curve.last is None else number_text(curve.last)
     finite = [value for value in (*curve.low, *curve.high) if value is not None]
-    extent = f", from {number(min(finite))} to {number(max(finite))}" if finite else ""
-    nulls = f", {curve.nulls:,} of them no finite number" if curve.nulls else ""
-    now = "no finite number" if curve.last is None else number(curve.last)
+    several = f" ({curve.count:,} points, {number_text(min(finite))} to {number_text(max(finite))})" if finite else ""
     means = "" if curve.exact else " Drawn are means of buckets; the band is what they lie between."
-    return f"{name}: {curve.count:,} points{nulls}{extent}; the last is {now} at step {curve.last_step[-1]:,}.{means}"
+    return f"{now} at step {curve.last_step[-1]:,}{several if curve.count > 1 else ''}.{means}"
 
 
-def drawing(found: Sequence[Chart]) -> str:
-    """Charts below each other as one SVG file."""
-    each = HEAD + HEIGHT
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {each * max(1, len(found))}">',
-        f"<style>{STYLE} svg svg {{ width: {WIDTH}px; height: {HEIGHT}px; }} text {{ font-family: sans-serif; }} "
-        ".title { font-size: 14px; fill: var(--text); }</style>",
-        '<rect width="100%" height="100%" style="fill: var(--back)"/>',
-    ]
-    for place, chart in enumerate(found):
-        top = each * place
-        parts.append(f'<text class="title" x="{LEFT}" y="{top + 18}">{text(chart.title)}</text>{_key(chart, top + 36)}')
-        placed = f'<svg y="{top + HEAD}" width="{WIDTH}" height="{HEIGHT}"'
-        parts.append(svg(chart, f"chart{place}").replace("<svg", placed, 1))
-    return "\n".join([*parts, "</svg>", ""])
+# -- charts as one file ----
 
 
-def _key(chart: Chart, y: int) -> str:
-    """The legend: a sample and the name of each line."""
-    places = count(LEFT, WIDTH // (len(chart.lines) + 1))
-    return "".join(
-        f'<path class="line s{line.style % STYLES}" d="M{x} {y - 4}h30"/>'
-        f'<text class="tick" x="{x + 36}" y="{y}">{text(line.name)}</text>'
-        for x, line in zip(places, chart.lines, strict=False)
-    )
+TITLE = 15
+"""Size of the letters of a drawing's heading, whose lines are 1.4 times as high."""
+
+
+def drawing(groups: Mapping[str, Sequence[Chart]], heading: str = "", across: int = 2) -> str:
+    """Charts as one SVG file, `across` beside each other, a group below the other; an empty name of a group is not
+    shown. Its colours are no variables, which many viewers do not know."""
+    every = [chart for charts in groups.values() for chart in charts]
+    wide, head = WIDTH * min(across, max(map(len, groups.values()))), 24 + 15 * max(len(keys(one)) for one in every)
+    lines = wrap(heading, int(wide / TITLE * 1.9))
+    parts = [f'<text class="title" x="10" y="{22 + 21 * at}">{text(one)}</text>' for at, one in enumerate(lines)]
+    y = 8 + 21 * len(lines)
+    for name, charts in groups.items():
+        if name:
+            y += 34
+            parts.append(f'<text class="group" x="10" y="{y - 10}">{text(name)}</text>')
+        for at, chart in enumerate(charts):
+            place = f"translate({at % across * WIDTH} {y + at // across * (head + HEIGHT)})"
+            title = f'<text class="group" x="10" y="16">{text(shortened(chart.title, WIDTH // 8))}</text>'
+            rows = (f'<g transform="translate(0 {34 + 15 * at})">{row}</g>' for at, row in enumerate(keys(chart)))
+            said = f"<title>{text(chart.title)}</title><desc>{text(chart.description)}</desc>"
+            parts.append(f'<g transform="{place}" role="img">{said}{title}{"".join(rows)}')
+            parts.append(f'<g transform="translate(0 {head})">{drawn(chart)}</g></g>')
+        y += -(-len(charts) // across) * (head + HEIGHT)
+    style = f".back {{ fill: var(--back); }} .title, .group {{ fill: var(--text); }}{STYLE}"
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{y}" viewBox="0 0 {wide} {y}"',
+            'font-family="sans-serif">',
+            f"<style>.title {{ font-size: {TITLE}px; }} .group {{ font-size: 13px; font-weight: bold; }}",
+            f"{painted(style, LIGHT)} @media (prefers-color-scheme: dark) {{ {painted(style, DARK)} }}</style>",
+            '<rect class="back" width="100%" height="100%"/>', *parts, "</svg>", "",
+        ]
+    )  # fmt: skip

@@ -450,6 +450,36 @@ def versions(release: Release, arm: Arm) -> str:
     return " + ".join([first, *(f"{name} {version}" for name, version in others)])
 
 
+def release_result(view: ReleaseView) -> str:
+    """A sentence that says in plain words how a release stands, by the tests that decide it."""
+    release, policy, name = view.release, view.release.policy, versions(view.release, "candidate")
+    found = view.figures if release.stage != "rolled_back" else latest(view.figures)[0]
+    means, seen = [found.get(f"{arm}.reward") for arm in ARMS], int(found.get("seen", 0))
+    why = f": {release.reason.rstrip('.')}" if release.reason else ""
+    against, sound = "", ramp_thresholds(release, view.figures)[1]
+    if means[0] is not None and means[1] is not None:
+        against = f"{means[1]:.3f} against {means[0]:.3f} in {seen:,} {policy.observation_noun}"
+    if release.stage == "rolled_back":
+        harmed = against and decision_thresholds(release, view.figures)[0].crossed
+        return f"{name} was worse: {against}. It was rolled back." if harmed else f"{name} was rolled back{why}."
+    if release.stage == "promoted":
+        better = f"no worse: {against}; a loss of {release.margin:.3g} or more is excluded"
+        better = better if release.margin else f"better: {against}"
+        return f"{name} was {better}." if against and sound.crossed else f"{name} was promoted{why}."
+    if release.stage in ("held", "aborted"):
+        return f"Not decided: {name} was {release.stage}{why}."
+    if release.stage != "canary":
+        return f"Not started: no rollout has had {name} yet."
+    if not against:
+        rewarded = seen - sum(int(found.get(f"{arm}.missing", 0)) for arm in ARMS)
+        return f"Not enough data yet: {rewarded:,} of {release.assigned:,} {policy.observation_noun} have a reward."
+    if sound.crossed:
+        return f"So far, {name} is {'no worse' if release.margin else 'better'}: {against}."
+    return (
+        f"Not decided yet: {name} has {against}; {sound.name} has an e-value of {sound.value:.3g} of {sound.limit:g}."
+    )
+
+
 def wait_conditions(view: ReleaseView) -> Iterator[str]:
     """The conditions for the release's next move, a sentence each."""
     release = view.release

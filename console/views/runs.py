@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -15,7 +16,7 @@ from rich.text import Text
 
 from penstock.console.views.noun import LimitedSelection, NounRows, NounView, limited
 from penstock.console.views.rollouts import pluralized, status
-from penstock.console.views.svg import Chart, LineSeries
+from penstock.console.views.svg import Chart, LineSeries, number_text
 from penstock.console.views.table import (
     Column,
     Listing,
@@ -43,6 +44,8 @@ METRICS = (
     Column("metric"), figure("last"), Column("trend", 4), figure("lowest", 2), figure("highest", 3),
     figure("points", 1), figure("not finite", 5),
 )  # fmt: skip
+SUITE = r"evaluation/([^/]+/)?reward"
+"""Names of the metrics that are the mean reward of a held-out suite."""
 COLOURS = {"warning": "yellow", "error": "red"}
 
 
@@ -185,6 +188,143 @@ def line(run: RunHead, curves: Iterable[Curve]) -> Text:
     return joined(clean(run.id), status(run.status), f"step {_step(run)}", *values)
 
 
+# -- what a run has come to, in a sentence: by the figures that the run itself decides from, and by no other test ----
+
+
+RESULTS = ("evaluation/", "test/", "updates", "rollouts", "reward", "loss", "lessons")
+"""Beginnings of the names of metrics that `result` reads."""
+Curves = Mapping[str, Curve]
+
+
+class PromptTest(NamedTuple):
+    """The test of a search for prompts, on tasks that nobody has seen."""
+
+    before: float
+    """Mean reward of the texts that the search began with."""
+    after: float
+    """That of the winner."""
+    tasks: int
+    interval: tuple[float, float] | None
+    """95 % of the gain; None without one."""
+
+
+def result(run: Run, curves: Iterable[Curve]) -> str:
+    """A sentence that says whether a run was of use. `curves`: those of `RESULTS`, each point by itself."""
+    found = {curve.metric: curve for curve in curves if curve.count}
+    if run.kind == "apo":
+        said = _searched(run, found)
+    elif not found:
+        said = "Not enough data yet: it has not reported a step."
+    elif run.kind == "grpo":
+        said = _trained(found)
+    elif run.kind == "custom":
+        name = "reward" if "reward" in found else next(iter(found))
+        said = _unjudged(found, name, "a custom run does not say what decides")
+    else:
+        said = _tuned(found)
+    ended = run.status not in ("running", "silent")
+    return said if ended or said.startswith("Not ") else f"So far, {said[0].lower()}{said[1:]}"
+
+
+def _values(found: Curves, name: str) -> dict[int, float]:
+    """The finite values of a metric by step; empty without any."""
+    curve = found.get(name)
+    steps = () if curve is None else zip(curve.last_step, curve.mean, strict=True)
+    return {step: value for step, value in steps if value is not None}
+
+
+def _trained(found: Curves) -> str:
+    """The best weights are those with the highest mean reward on the first suite, the first of equal ones."""
+    updates, name = found.get("updates"), next((name for name in found if re.fullmatch(SUITE, name)), None)
+    if updates is not None and not any(updates.mean):
+        return f"Nothing was learnt: none of {pluralized(updates.count, 'step')} has updated the weights."
+    if name is None:
+        return _unjudged(found, "reward", "no tasks are held out ([[evaluate.suite]])")
+    rewards, count = _values(found, name), _values(found, f"{name.removesuffix('reward')}tasks")
+    if len(rewards) < 2:
+        return _unjudged(found, name, "the held-out tasks were evaluated only once")
+    (first, before), *_, (last, after) = rewards.items()
+    step = max(rewards, key=lambda step: (rewards[step], -step))
+    began = "before" if first == 0 else f"after step {first:,}"
+    over = f" over {count[last]:,.0f} held-out tasks" if last in count else " on held-out tasks"
+    old, best, new = _apart(before, rewards[step], after)
+    if step == first:
+        how = f"{old} {began} and after" if before == after else f"{old} {began}, {new} after"
+        return f"Nothing was learnt: {how}{over}."
+    low, high = (_values(found, f"{name}_{end}") for end in ("low", "high"))
+    overlap = "; the 95 % intervals overlap" if low.get(step, 1.0) <= high.get(first, 0.0) else ""
+    later = "" if rewards[step] == after else f" It was {new} after step {last:,}."
+    return f"Step {step:,} was better: {best} against {old} {began}{over}{overlap}.{later}"
+
+
+def _apart(*values: float) -> list[str]:
+    """Values with as many decimals as tell them apart, two at least."""
+    shown = ([f"{value:.{digits}f}" for value in values] for digits in range(2, 7))
+    return next((found for found in shown if len(set(found)) == len(set(values))), [number_text(v) for v in values])
+
+
+def _unjudged(found: Curves, name: str, why: str) -> str:
+    """The way of a metric that nothing is decided from."""
+    values, rollouts = _values(found, name), found.get("rollouts")
+    if not values and rollouts is not None:
+        count = sum(mean * finite for mean, finite in zip(rollouts.mean, rollouts.finite, strict=True) if mean)
+        return f"Not enough data yet: 0 of {count:,.0f} rollouts have a reward."
+    places = [*values.items()][:: max(1, len(values) - 1)]
+    way = " and ".join(f"{number_text(value)} at step {step:,}" for step, value in places)
+    return f"Not known: {why}. {clean(name)}: {way or 'no value'}."
+
+
+def _tuned(found: Curves) -> str:
+    """The weights of the last update are published, whatever the held-out loss."""
+    losses, lessons = _values(found, "evaluation/loss"), _values(found, "lessons/held_out")
+    if len(losses) < 2:
+        why = "the held-out loss is known only once" if losses else "no lessons are held out (data.held_out)"
+        return _unjudged(found, "evaluation/loss" if losses else "loss", why)
+    (before, *_), (last, after) = losses.values(), [*losses.items()][-1]
+    least = min(losses, key=lambda step: (losses[step], step))
+    over = f" over {pluralized(int(max(lessons.values())), 'held-out lesson')}" if lessons else ""
+    figures = f"the loss{over} was {before:.4g} before and {after:.4g} after step {last:,}"
+    if after == before:
+        return f"Nothing was learnt: {figures}."
+    lowest = f", lowest after step {least:,} ({losses[least]:.4g})" if losses[least] < min(before, after) else ""
+    return f"It was {'better' if after < before else 'worse'}: {figures}{lowest}."
+
+
+def _searched(run: Run, found: Curves) -> str:
+    last = {name: curve.last for name, curve in found.items() if curve.last is not None}
+    test = None
+    if {"test/seed", "test/winner"} <= last.keys():
+        low, high = last.get("test/gain_low"), last.get("test/gain_high")
+        interval = None if low is None or high is None else (low, high)
+        test = PromptTest(last["test/seed"], last["test/winner"], int(last.get("test/tasks", 0)), interval)
+    every = [] if run.tree is None else run.tree.candidates
+    return searched(every, test, run.status not in ("running", "silent"))
+
+
+def searched(every: Sequence[RunCandidate], test: PromptTest | None, ended: bool = True) -> str:
+    """A sentence that says whether a search found something better: the race decides, and the test measures."""
+    winner = next((one for one in every if one.state == "winner"), None)
+    best = max((one for one in every if one.pairs), key=lambda one: one.e_value or 0.0, default=None)
+    if winner is not None and test is not None:
+        over = f" over {pluralized(test.tasks, 'task')}" if test.tasks else " on tasks"
+        low, high = test.interval or (0.0, 0.0)
+        gain = f"; the 95 % interval of the gain is {low:+.3f} to {high:+.3f}" if test.interval else ""
+        gain += ", so it may be chance" if low < 0 < high else ""
+        how = "better" if test.after > test.before else "not better, though it had won the race"
+        after, before = _apart(test.after, test.before)
+        figures = f"{after} against {before}{over} that nobody has seen{gain}"
+        return f"Candidate {clean(winner.id)} was {how}: {figures}."
+    if winner is not None:
+        over = pluralized(winner.pairs, "task")
+        return f"Candidate {clean(winner.id)} won the race: {winner.gain or 0:+.3f} over {over}. It was not tested."
+    raced = " No candidate was in the race."
+    if best is not None:
+        figures = f"{best.e_value or 0:.3g} of {best.needed or 0:g} after {pluralized(best.pairs, 'task')}"
+        raced = f" The best in the race, {clean(best.id)}, has an e-value of {figures}."
+    start = "Nothing was learnt: no candidate was shown to be better, and the texts stay as they are."
+    return f"{start if ended else 'Not decided yet.'}{raced}"
+
+
 # -- candidates ----
 
 
@@ -261,7 +401,7 @@ def candidates_chart(told: CandidateTree) -> Chart | None:
         "whether a candidate is better."
     )
     lines = [LineSeries("candidates", points, dots=True), LineSeries("highest so far", best, 1, stepped=True)]
-    return Chart("Candidates: mean reward in the search", said, lines, "step", "mean reward", tick_y="{:.4g}".format)
+    return Chart("Candidates: mean reward in the search", said, lines, "step", "mean reward")
 
 
 def needed_e_value(told: CandidateTree | None) -> float | None:

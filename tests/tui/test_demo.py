@@ -19,8 +19,11 @@ from rich.cells import cell_len
 from textual.pilot import Pilot
 
 from penstock.console.main import app
+from penstock.console.views.pages import drawing, run_charts
+from penstock.console.views.runs import result
 from penstock.tui.app import AppOptions, PenstockApp
 from penstock.tui.screens.registry import STANDING, make_view
+from penstock.tui.screens.runs import POINTS
 from penstock.tui.session_recording import ReplayClient, ReplayClock, SessionRecording, load
 from penstock.tui.settings import GatewayContext
 
@@ -30,11 +33,14 @@ SCREENS = [
     ("compare", "runs", "grpo-1", "grpo-2"),
 ]  # fmt: skip
 PICTURES = {
-    "tui-rollout": (("rollout", "refund-1002.2"), ("j", "j"), (120, 36)),
+    "tui-overview": (("overview",), (), (110, 32)),
+    "tui-rollout": (("rollout", "refund-1002.2"), ("j", "j"), (110, 32)),
     "tui-release": (("releases",), (), (120, 36)),
-    "tui-run": (("runs",), (), (120, 30)),
+    "tui-run": (("runs",), (), (120, 36)),
 }
 """Name: the screen, keys that are pressed there, and its size."""
+PLOTTED = ("evaluation/reward", "reward", "loss", "kl")
+"""Metrics of the picture of `penstock runs plot`."""
 
 
 @cache
@@ -112,10 +118,18 @@ async def test_the_pictures_of_the_docs_are_the_screens(name: str) -> None:
     async with played(words, size) as pilot:
         await settled(pilot)
         await pilot.press(*keys)
-        await settled(pilot)
-        app = app_of(pilot)
-        made = app.export_screenshot(title=f"penstock tui {' '.join(words)}")
+        text = await settled(pilot)
+        made = app_of(pilot).export_screenshot(title=f"penstock tui {' '.join(words)}")
+    assert sum(map(bool, text.split("\n"))) > size[1] / 2, "more than half of it is empty"
     check_text(ROOT / "docs" / f"{name}.svg", made)
+
+
+async def test_the_pictures_of_runs_are_their_plot() -> None:
+    async with ReplayClient(recording(), ReplayClock(recording(), at_end=True)) as client:
+        runs = {name: await client.curves(name, max_points=POINTS) for name in ("grpo-1", "grpo-2")}
+        said = result(await client.run("grpo-1"), runs["grpo-1"])
+    shown = {name: [curve for curve in curves if curve.metric in PLOTTED] for name, curves in runs.items()}
+    check_text(ROOT / "docs" / "run-plot.svg", drawing(run_charts(shown), f"grpo-1: {said}"))
 
 
 @pytest.mark.slow

@@ -14,9 +14,8 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from penstock.console.views.pages import document, table
-from penstock.console.views.pages import figure as html_figure
-from penstock.console.views.runs import candidates_table, ordered_candidates
+from penstock.console.views.pages import document, panels, table
+from penstock.console.views.runs import PromptTest, candidates_table, ordered_candidates, searched
 from penstock.console.views.svg import Chart, LineSeries, text
 from penstock.console.views.table import Column, Listing, figure, moment, number, plain
 from penstock.gateway.model.base import Mode
@@ -44,7 +43,6 @@ STYLE: Final = """<style>
 .diff { font: 13px/1.5 ui-monospace, monospace; list-style: none; padding: 0; white-space: pre-wrap; }
 .diff ins { color: var(--c3); text-decoration: none; } .diff del { color: var(--limit); text-decoration: none; }
 .diff small { display: block; padding-left: 2rem; color: var(--dim); } .warning { color: var(--limit); }
-td:last-child { text-align: left; }
 </style>"""
 
 
@@ -75,6 +73,15 @@ def _row(run: RunFigures) -> list[str]:
         f"{used.tokens:,}", f"{used.money:.2f}" if used.money else "",
         f"{before:,} → {after:,}" if before != after else f"{after:,}",
     ]  # fmt: skip
+
+
+def verdict(run: RunFigures) -> str:
+    """Return what a run has come to, in a sentence."""
+    test = None
+    if run.before is not None and run.after is not None and run.gain is not None:
+        interval = None if run.gain.low is None or run.gain.high is None else (run.gain.low, run.gain.high)
+        test = PromptTest(run.before.mean, run.after.mean, len(run.pairs), interval)
+    return searched(run.result.candidates, test)
 
 
 def _run_sentences(run: RunFigures) -> Iterator[str]:
@@ -152,7 +159,7 @@ def _run_pieces(run: RunFigures, alone: bool) -> Iterator[RenderableType]:
     result = run.result
     yield Text.assemble(plain(result.run, "bold"), "  placebo" if result.placebo else "")
     if alone:
-        yield from map(plain, _run_sentences(run))
+        yield from map(plain, [verdict(run), *_run_sentences(run)])
     elif result.winner is None:
         yield Text("The texts stay as they are.")
     for name, lines in changes(result).items():
@@ -189,16 +196,14 @@ def _change_text(change: LineChange) -> Text:
 
 def html_page(results: Sequence[RunResult]) -> str:
     """Return the report as a page, in the style of a release's page."""
-    title = f"Prompt optimisation: {len(results):,} runs"
-    if len(results) == 1:
-        winner = results[0].winner
-        title = f"{results[0].run}: {'the seed stays' if winner is None else f'{winner.id} is better'}"
+    title = results[0].run if len(results) == 1 else f"Prompt optimisation: {len(results):,} runs"
     runs, last = aggregate_figures(results).runs, max(result.ended_ns for result in results)
-    body = [STYLE, f"<header><h1>{text(title)}</h1>", f'<p class="dim">Ended {moment(last)[:19]} UTC.</p></header>']
+    lead = [*map(verdict, runs[:1] if len(runs) == 1 else ()), *_sentences(results)]
+    body = [STYLE, f"<header><h1>{text(title)}</h1>", *(f'<p class="result">{text(one)}</p>' for one in lead)]
+    body.append(f'<p class="dim">Ended {moment(last)[:19]} UTC.</p></header>')
     body.append(table("Runs", [column.name for column in RUNS], map(_row, runs)))
-    body += _paragraphs(_sentences(results))
     for place, run in enumerate(runs):
-        body += _run_html(run, place)
+        body += _run_html(run, place, len(runs) == 1)
     return document(title, body)
 
 
@@ -206,16 +211,17 @@ def _paragraphs(sentences: Iterable[str]) -> Iterator[str]:
     return (f"<p>{text(one)}</p>" for one in sentences)
 
 
-def _run_html(run: RunFigures, place: int) -> Iterator[str]:
+def _run_html(run: RunFigures, place: int, alone: bool) -> Iterator[str]:
     result = run.result
     yield f"<h2>{text(result.run)}{' (placebo)' if result.placebo else ''}</h2>"
-    yield from _paragraphs(_run_sentences(run))
+    yield from _paragraphs([verdict(run), *_run_sentences(run)][alone:])
+    yield panels(_charts(run), f"run{place}-")
     for name, lines in changes(result).items():
         yield f'<h3>{text(name)}</h3><ol class="diff">{"".join(map(_change_html, lines))}</ol>'
     if result.leaks:
         yield f'<h3 class="warning">Leak test: {len(result.leaks):,} found</h3>'
         leaks = [(one.resource, leak(one), one.line) for one in result.leaks]
-        yield table("What stands in new lines and should not", ("text", "found", "line"), leaks)
+        yield table("What stands in new lines and should not", ("text", "found", "line"), leaks, True)
     elif result.winner is not None:
         yield "<p>Leak test: nothing was found.</p>"
     heading, worse = _worse(run)
@@ -227,22 +233,34 @@ def _run_html(run: RunFigures, place: int) -> Iterator[str]:
             (one.task, one.key, f"{one.before:.3f}", f"{one.after:.3f}", " ".join(one.rollouts), inputs[one.task])
             for one in worse
         ]
-        yield table("The worst first", ("task", "key", "before", "after", "rollouts of the winner", "input"), rows)
-    for at, one in enumerate(result.race):
-        if len(points := wealth(result, one.candidate, one.rate)) > 1:
-            said = f"The race of {one.candidate}: {one.pairs:,} tasks, {one.state} at {one.e_value:.3g}."
-            line = LineSeries(one.candidate, points, 1, stepped=True)
-            limits = [(f"better at {one.needed:g}", one.needed)]
-            chart = Chart(f"Race of {one.candidate}", said, [line], "tasks", "e-value", limits=limits, log=True)
-            yield html_figure(chart, f"race{place}-{at}")
+        yield table(
+            "The worst first", ("task", "key", "before", "after", "rollouts of the winner", "input"), rows, True
+        )
     candidates = [
         (f"{'· ' * depth}{one.id}", number(one.mean), f"{one.rollouts:,}", one.state, f"{one.length:,}", one.claim)
         for depth, one in ordered_candidates(result.candidates)
     ]
     heads = ("candidate", "mean", "rollouts", "state", "length", "claim")
-    listed = table("Each below the one that it was made from", heads, candidates)
+    listed = table("Each below the one that it was made from", heads, candidates, True)
     yield f"<details><summary>Candidates: {len(candidates):,}</summary>{listed}</details>"
     yield from _paragraphs(result.published)
+
+
+def _charts(run: RunFigures) -> Iterator[Chart]:
+    if run.before is not None and run.after is not None:
+        values = {0.0: run.before, 1.0: run.after}
+        ends = {x: (one.low, one.high) for x, one in values.items()}
+        # Rewards are between 0 and 1 here, and t knows no bounds.
+        spread = {x: (max(0.0, low), min(1.0, high or 0.0)) for x, (low, high) in ends.items() if low is not None}
+        line = LineSeries("test", [(x, one.mean) for x, one in values.items()], 1, dots=True, intervals=spread)
+        names, said = ("before", "after"), "Mean reward on the tasks that nobody has seen, each with its 95 % interval."
+        yield Chart("Test", said, [line], "texts", "mean reward", bounds=(0.0, 1.0), names=names)
+    for one in run.result.race:
+        if points := wealth(run.result, one.candidate, one.rate):
+            said = f"The race of {one.candidate}: {one.pairs:,} tasks, {one.state} at {one.e_value:.3g}."
+            line = LineSeries(one.candidate, points, 1, stepped=True)
+            limits = [(f"better at {one.needed:g}", one.needed)]
+            yield Chart(f"Race of {one.candidate}", said, [line], "tasks", "e-value", limits=limits, log=True)
 
 
 def _change_html(change: LineChange) -> str:

@@ -49,7 +49,7 @@ from penstock.trainer.apo.gateway_laboratory import (
     seed_versions,
 )
 from penstock.trainer.apo.protocol import AgentTask, Candidate, SearchBudget, Trial, means
-from penstock.trainer.apo.report import html_page, leak
+from penstock.trainer.apo.report import RunFigures, figures, html_page, leak
 from penstock.trainer.apo.result import NAME, RunResult, build_result, candidate_tree, read_result
 from penstock.trainer.apo.search import PlaceboLaboratory, PromptSearch, SearchResult, Splits, agent_tasks, best, split
 from penstock.trainer.data.collector import RolloutWaiter
@@ -201,9 +201,9 @@ async def _finish(
         tasks = [task.id for task in splits.test] * config.test.repeats
         orders = [result.pool.next_trial(one.id, task) for task in tasks for one in runners]
         tests = await laboratory.run(runners, orders, "test")
-    await progress.report_test(tests)
     versions = {one.id: await laboratory.versions(one) for one in runners}
     kept = build_result(config, result, tests, splits, versions, placebo)
+    await progress.report_test(figures(kept))
     for one in kept.leaks:
         await progress.tell(f"leak test: {one.resource}: {leak(one)}, in {one.line!r}", "warning")
     for text, level in await publish_winner(laboratory.client, config, kept):
@@ -354,19 +354,23 @@ class SearchProgress:
     async def tell(self, text: str, level: EventLevel = "info") -> None:
         await self._reporter.event(self._result.budget.used_rollouts, text, level)
 
-    async def report_test(self, trials: Sequence[Trial]) -> None:
-        seed, winner = self._result.pool.seed, self._result.winner
+    async def report_test(self, found: RunFigures) -> None:
+        winner, before, after, gain = found.result.winner, found.before, found.after, found.gain
         if winner is None:
             await self.tell("the texts stay as they are; the test stays sealed")
             return
-        found = means((trial.candidate, trial.reward) for trial in trials)
-        before, after = found.get(seed.id), found.get(winner.id)
-        if before is None or after is None:
-            await self.tell("the test was left out" if not trials else "no rollout of the test has a reward", "warning")
+        if before is None or after is None or gain is None:
+            tests = found.result.tests
+            await self.tell("the test was left out" if not tests else "no task of the test has both rewards", "warning")
             return
-        values = {"test/seed": before, "test/winner": after}
+        values = {"test/seed": before.mean, "test/winner": after.mean, "test/gain": gain.mean}
+        values["test/tasks"] = float(len(found.pairs))
+        if gain.low is not None and gain.high is not None:
+            values |= {"test/gain_low": gain.low, "test/gain_high": gain.high}
         await self._reporter.point(self._result.budget.used_rollouts, values)
-        await self.tell(f"test, on tasks that nobody has seen: {before:.3f} before, {after:.3f} with {winner.id}")
+        await self.tell(
+            f"test, on tasks that nobody has seen: {before.mean:.3f} before, {after.mean:.3f} with {winner.id}"
+        )
 
 
 def search_warnings(result: SearchResult, run: str) -> list[str]:

@@ -2,6 +2,7 @@
 
     evaluation/NAME/reward        mean reward of the suite's rollouts that have one
     .../reward_low, reward_high   its 95 % interval where all rewards are between 0 and 1, tasks counting once each
+    evaluation/NAME/tasks         the number of tasks with a reward
     evaluation/NAME/pass@K        probability that at least one of K rollouts of a task passes; mean over the tasks
     evaluation/NAME/failed        share of the rollouts that failed or ran out of time
 
@@ -137,8 +138,8 @@ def suite_metrics(suite: EvaluationSuite, found: RolloutBatch) -> dict[str, floa
     """Return the metrics of a suite's rollouts; empty where none has a reward."""
     if found.mean is None:
         return {}
-    made = {suite.reward: found.mean}
     rewards = list(found.rewards.values())
+    made = {suite.reward: found.mean, f"evaluation/{suite.settings.name}/tasks": float(len(rewards))}
     if all(0 <= reward <= 1 for task in rewards for reward in task):
         made[f"{suite.reward}_low"], made[f"{suite.reward}_high"] = wilson(found.mean, len(rewards))
     name, samples, passed = suite.settings.name, suite.settings.samples, suite.settings.passed

@@ -45,6 +45,7 @@ def test_a_suite_reports_its_mean_its_interval_and_both_ks() -> None:
     assert made == pytest.approx(
         {
             "evaluation/hard/reward": mean,
+            "evaluation/hard/tasks": 3.0,
             "evaluation/hard/reward_low": low,
             "evaluation/hard/reward_high": high,
             "evaluation/hard/pass@1": (2 / 4 + 0 + 3 / 4) / 3,

@@ -137,15 +137,17 @@ async def test_plots_are_files_that_stand_by_themselves(shell: Shell, client: Cl
     await trained(client, "grpo-1")
     await trained(client, "grpo-2", 30)
     done = await shell.run("runs", "plot", "grpo-1", "--compare", "grpo-2")
-    assert (done.code, done.err) == (0, "grpo-1.html: 3 metrics\n")
+    said = "Not known: no tasks are held out ([[evaluate.suite]]). reward: 0 at step 0 and 0.9477 at step 59."
+    assert (done.code, done.err) == (0, f"grpo-1.html: 3 metrics. {said}\n")
     html = (tmp_path / "grpo-1.html").read_text()
+    assert f'<p class="result">{said}</p>' in html
     assert "<script" not in html
     assert "http" not in html.replace("http-equiv", "")
     assert html.count("<figure>") == 3
     good(await shell.run("runs", "plot", "grpo-1", "--out", "a.svg", "--metrics", "reward,eval*"))
     drawn = ElementTree.fromstring((tmp_path / "a.svg").read_text())
     titles = [one.text for one in drawn.iter("{http://www.w3.org/2000/svg}title")]
-    assert titles == ["reward", "eval/success"]
+    assert titles == ["eval/success", "reward"]
     good(await shell.run("runs", "plot", "grpo-1", "--out", "a.png", "--compare", "grpo-2"))
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG\r\n")
 
@@ -343,10 +345,11 @@ def test_sparklines(values: list[float | None], shown: str) -> None:
 def test_the_page_says_what_is_there_and_nothing_in_it_is_markup() -> None:
     run, curves, events = example()
     run.message, run.config = "<b>collecting</b>", {"prompt": "</pre><script>"}
-    html = run_page(run, {"grpo-7": curves, "grpo<6": curves[:1]}, events, T0 + 60 * MINUTE)
+    html = run_page(run, "5 < 6", {"grpo-7": curves, "grpo<6": curves[:1]}, events, T0 + 60 * MINUTE)
     assert "<b>collecting" not in html
     assert "<script>" not in html
     assert "&lt;b&gt;collecting" in html
+    assert html.index("5 &lt; 6") < html.index("<h2>Result</h2>") < html.index("<h2>Learning</h2>")
     assert "grpo&lt;6" in html
     assert "\x1b" not in html
     assert "grad_norm (20 not finite)" in html
@@ -356,14 +359,18 @@ def test_the_page_says_what_is_there_and_nothing_in_it_is_markup() -> None:
 
 def test_a_drawing_is_xml_and_shows_what_lies_between() -> None:
     _, curves, _ = example()
-    found = list(run_charts({"a": curves, "b": curves[:1]}))
-    assert [len(chart.lines) for chart in found] == [2, 1, 1]
-    assert [bool(chart.band) for chart in found] == [True, True, False]
-    low, high = min(low for _, low, _ in found[0].band), max(high for _, _, high in found[0].band)
+    groups = run_charts({"a": curves, "b": curves[:1]})
+    assert {name: [chart.title for chart in charts] for name, charts in groups.items()} == {
+        "Result": ["eval/success", "reward"], "Learning": ["grad_norm (20 not finite)"]
+    }  # fmt: skip
+    rare, often = groups["Result"]
+    assert (len(rare.lines), len(often.lines), rare.band) == (1, 2, [])
+    low, high = min(low for _, low, _ in often.band), max(high for _, _, high in often.band)
     assert (low, high) == (reward(0), reward(119))
-    drawn = ElementTree.fromstring(drawing(found))
+    drawn = ElementTree.fromstring(drawing(groups, "a: " + "word " * 60))
+    assert "var(" not in ElementTree.tostring(drawn).decode(), "many viewers know no variables"
     lines = [one for one in drawn.iter("{http://www.w3.org/2000/svg}path") if one.get("class", "").startswith("line")]
-    assert len(lines) == 2 * 4
+    assert len(lines) == 4 + 2, "each line, and the two that a legend names"
 
 
 def test_the_pictures_fit_a_narrow_terminal() -> None:

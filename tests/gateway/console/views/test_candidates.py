@@ -59,14 +59,23 @@ def test_a_tree_is_cut_with_a_note_of_what_is_missing() -> None:
 
 
 def test_e_values_are_drawn_by_their_size_against_their_bound() -> None:
-    first, reward, race = run_charts({"shop": curves()}, TREE)
+    ((race, reward, first),) = run_charts({"shop": curves()}, TREE).values()
     assert [line.name for line in first.lines] == ["candidates", "highest so far"]
     assert first.lines[1].points == [(0.0, 0.38), (24.0, 0.79), (96.0, 0.79), (96.0, 1.0)]
     assert (reward.log, reward.limits) == (False, [])
     assert (race.log, race.limits) == (True, [("better at 40", 40.0)])
-    html = run_page(RUN, {"shop": curves()}, [], T0)
+    html = run_page(RUN, "", {"shop": curves()}, [], T0)
     assert html.count("<figure>") == 3
     assert "\x1b" not in html
+
+
+def test_what_the_search_began_with_is_a_level_in_the_chart_of_the_best() -> None:
+    one, other = (
+        curve(name, Series([8], [value]), 0, None, 9) for name, value in (("best/reward", 0.8), ("seed/reward", 0.4))
+    )
+    (best,) = run_charts({"shop": [one, other]})["Result"]
+    assert (best.title, best.limits) == ("best/reward", [("seed/reward: 0.4", 0.4)])
+    assert [chart.title for charts in run_charts({"shop": [other]}).values() for chart in charts] == ["seed/reward"]
 
 
 def test_a_tree_without_means_has_no_chart() -> None:

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.console.views.pages import History, evidence_series, release_page
-from penstock.console.views.svg import STYLES, Chart, LineSeries, svg
+from penstock.console.views.svg import STYLES, WIDTH, Chart, LineSeries, svg
 from penstock.console.views.table import clean
 from penstock.gateway.model.release import ReleaseView
 from penstock.gateway.model.release_policy import CanaryStage, ReleasePolicy
@@ -121,7 +121,7 @@ def test_what_was_read_too_late_is_cut_off() -> None:
 
 def test_every_chart_says_what_is_along_its_sides_and_no_two_lines_look_alike() -> None:
     made = page_of(ramped())
-    charts = re.findall(r'<svg viewBox="0 0 720 260".*?</svg>', made, re.DOTALL)
+    charts = re.findall(r'<svg viewBox="0 0 440 240".*?</svg>', made, re.DOTALL)
     assert len(charts) == 5
     for chart in charts:
         assert chart.count("rotate(-90)") == 1
@@ -141,7 +141,7 @@ def test_the_page_stands_alone() -> None:
 
 def test_every_chart_has_a_title_a_text_and_a_table() -> None:
     made = page_of(ramped())
-    charts = [ElementTree.fromstring(one) for one in re.findall(r'<svg viewBox="0 0 720.*?</svg>', made, re.DOTALL)]
+    charts = [ElementTree.fromstring(one) for one in re.findall(r'<svg viewBox="0 0 440.*?</svg>', made, re.DOTALL)]
     titles = [chart.findtext("title") for chart in charts]
     assert titles == ["Traffic", "Reward", "Difference", "Evidence", "Guardrails"]
     for chart in charts:
@@ -256,4 +256,4 @@ def test_a_chart_is_well_formed(title: str, name: str, one: float, other: float,
     found = ElementTree.fromstring(svg(chart, "c"))
     assert (found.findtext("title"), found.findtext("desc")) == (clean(title), clean(name))
     numbers = [float(it) for path in found.iter("path") for it in re.findall(r"-?[\d.]+", path.get("d", ""))]
-    assert all(0 <= number <= 720 for number in numbers)
+    assert all(0 <= number <= WIDTH for number in numbers)
