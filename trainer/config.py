@@ -122,7 +122,7 @@ class RolloutSettings(Section):
     """`[rollouts]`: what is collected for one step."""
 
     tasks: Path | None = Field(default=None, strict=False)
-    """JSONL file of tasks, one rollout input a line. Default: none, a program gives samples."""
+    """JSONL file of tasks, one rollout input a line. `train grpo` needs it, except with `--online`."""
     groups: int = Field(default=16, ge=1)
     """Groups (tasks) in one step."""
     group_size: int = Field(default=8, ge=1)
