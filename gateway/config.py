@@ -167,7 +167,7 @@ class UpstreamSettings(Section):
     name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
     """Name in routes and spans."""
     base_url: str
-    """As the provider's SDK takes it: with `/v1` for openai, without for the others."""
+    """Base URL as the provider's SDK takes it: with `/v1` for openai, without for the others."""
     dialect: str = OPENAI.name
     """API that the endpoint speaks."""
     key_env: str | None = None

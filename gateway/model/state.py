@@ -46,8 +46,8 @@ class Budget(Section):
     window: str = "1d"
     """A time such as `1h`, a calendar `month`, or `total`, which never ends."""
     unknown: Literal["refuse", "pass"] = "refuse"
-    """A call whose tokens cannot be told, or whose model has no price, is refused, or passes and counts what its answer
-    tells. With `unit = "calls"` it passes and counts as one."""
+    """For a call whose tokens cannot be told, or whose model has no price: `refuse` it, or let it `pass` and count what
+    its answer tells. With `unit = "calls"` it always passes and counts as one."""
 
     @field_validator("window")
     @classmethod
