@@ -65,11 +65,12 @@ class KeySettings(Section):
     """`[[key]]`: a named key for the control API, or for calls. `penstock key` makes one."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
-    """What the audit log and budgets call it: a person's, a program's, or a team's."""
+    """Name in the audit log and in budgets: a person's, a program's or a team's."""
     role: Literal["call", "read", "operate", "release"]
-    """What it opens: calls and nothing else, or of the control API `read`, also `operate`, or also `release`."""
+    """`call` opens model calls only. The others open the control API: `read`, `operate` (with `read`) or `release`
+    (with both)."""
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-    """SHA-256 of the key, in hex; the key itself is written down nowhere."""
+    """SHA-256 of the key, in hex; the key itself is stored nowhere."""
 
 
 OTLP_HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
@@ -84,28 +85,28 @@ class LimitSettings(Section):
     request_bytes: int = Field(default=256 << 20, gt=0)
     """Largest request body; a larger one is refused with 413."""
     recorded_bytes: int = Field(default=64 << 20, gt=0)
-    """Largest part of a response body that is kept; the rest passes on and the span is marked truncated."""
+    """Bytes of a response body that are kept; the rest passes on, and the span is marked truncated."""
     drain_delay: float = Field(default=0.0, ge=0, le=LONGEST_S)
-    """Seconds after SIGTERM in which it still takes connections, while `/readyz` says that it stops: as long as a load
-    balancer needs to notice."""
+    """Seconds after SIGTERM in which connections are still taken while `/readyz` is 503: the time in which a load
+    balancer notices."""
     drain_seconds: float = Field(default=30.0, ge=0)
-    """Seconds that running calls are given to finish when it stops or hands over to another process."""
+    """Seconds for running calls to finish at a stop or reload."""
 
 
 class TapeSettings(Section):
     """`[tape]`: when calls are written to the tape, and how much it may hold."""
 
     record: Literal["batched", "strict"] = "batched"
-    """`strict` writes a call before it is sent upstream, and its span before its last byte goes; `batched` later."""
+    """`strict` writes a call before it goes upstream, and its span before the answer's last byte; `batched` writes
+    later."""
     queue_bytes: int = Field(default=256 << 20, gt=0)
-    """Bytes that may wait for the writer; beyond it the ends of calls wait instead of being dropped."""
+    """Bytes that may wait for the writer; beyond, ends of calls wait instead of being dropped."""
     on_record_failure: dict[Mode, Literal["pass", "refuse"]] = Field(
         default={"online": "pass", "train": "refuse", "val": "refuse", "test": "refuse"}
     )
-    """What happens to calls of a mode while the tape cannot be written: `pass` (counted as a gap) or `refuse` (503)."""
+    """Calls of a mode while the tape cannot be written: `pass` (counted as gaps) or `refuse` (503)."""
     keep_bytes: int | None = Field(default=None, gt=0)
-    """Bytes that the tape may use; beyond it the oldest rollouts that have ended are forgotten. Without it,
-    it grows."""
+    """Bytes that the tape may use; beyond, the oldest ended rollouts are forgotten. Without it the tape grows."""
 
     @field_validator("on_record_failure", mode="before")
     @classmethod
@@ -118,22 +119,23 @@ class IndexSettings(Section):
     """`[index]`: columns and texts beside the tape, by which filters, searches and SQL find rows without a scan."""
 
     when: Literal["large", "always", "never"] = "large"
-    """Whether a process keeps an index: `large` is from 20,000 changes of the tape on. It needs the extra `index`."""
+    """When to keep an index: `large` is from 20,000 changes of the tape on. It needs the extra `index`."""
     sql: Literal["landlock", "none", "off"] = "landlock"
-    """What holds SQL to the files of the index: Landlock, a part of Linux, or nothing, where it can read any file that
-    the gateway can; `off` is no SQL."""
+    """`landlock` (Linux) limits SQL to the index's files. With `none` SQL can read any file that the gateway can.
+    `off`: no SQL."""
 
 
 class OtlpSettings(Section):
     """`[otlp]`: OpenTelemetry, in at `/v1/traces`, `/v1/logs` and `/v1/metrics`, and out to a collector."""
 
     endpoint: str | None = None
-    """Where every finished span is sent: `/v1/traces` is added. Headers to send along, such as keys, are in the
-    environment, in `OTEL_EXPORTER_OTLP_HEADERS`."""
+    """Collector for finished spans; `/v1/traces` is added. `OTEL_EXPORTER_OTLP_HEADERS` in the environment has headers,
+    such as keys."""
     wait: float = Field(default=10.0, ge=0, le=300)
-    """Seconds that a call outside of the queue waits for its agent's spans; 0 sends every span at once, as it came."""
+    """Seconds that a call outside the queue waits for its agent's spans before it is sent; 0 sends each span at
+    once."""
     capture_content: bool = False
-    """Whether spans carry what was said: messages, system instructions, tool definitions, lines of output."""
+    """Send content too: messages, system instructions, tool definitions, lines of output."""
 
     @field_validator("endpoint")
     @classmethod
@@ -163,35 +165,34 @@ class UpstreamSettings(Section):
     """`[[upstream]]`: a model endpoint, its API, its key and its limits."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
-    """What routes and spans call it."""
+    """Name in routes and spans."""
     base_url: str
-    """As its official SDK takes it: with `/v1` for openai, without for the others."""
+    """Base URL as the provider's SDK takes it: with `/v1` for openai, without for the others."""
     dialect: str = OPENAI.name
-    """Whose API it speaks."""
+    """API that the endpoint speaks."""
     key_env: str | None = None
-    """Environment variable with its API key; it replaces the agent's. Without it an agent's own of this API passes."""
+    """Environment variable with the API key, which replaces the agent's. Without it the agent's own key for this API
+    passes."""
     read_timeout: float = Field(default=600.0, gt=0)
-    """Seconds without a byte from the upstream, before its answer and within it, after which a call fails."""
+    """A call fails after so many seconds without a byte from the upstream, before or within its answer."""
     max_concurrent: int | None = Field(default=None, gt=0)
-    """Calls that it is given at a time; others go to another upstream of their route, or wait in their order, at most
-    `read_timeout` seconds."""
+    """Calls at a time. Others go to another upstream of the route, or wait in order for at most `read_timeout`
+    seconds."""
     health_path: str | None = Field(default=None, pattern=r"^/[!-~]*$")
-    """Path of its host that answers 2xx while it can serve, as `/health` of vLLM; asked every 5 seconds."""
+    """Path on its host that answers 2xx while it can serve, such as vLLM's `/health`; asked every 5 seconds."""
     session_header: str | None = Field(default=None, pattern=r"^[Xx]-[A-Za-z0-9-]{1,60}$")
-    """Header in which it is told the rollout of a call (`X-Session-ID`), unless the agent sends one of that name: for
-    routers behind it that keep a conversation on one engine."""
+    """Header, such as `X-Session-ID`, that gets the rollout's id unless the agent sends it: for routers that keep a
+    conversation on one engine."""
     context: int | None = Field(default=None, gt=0)
-    """Tokens of the longest prompt that it takes. One that is too long for an upstream goes to the next that takes
-    more."""
+    """Tokens of the longest prompt that it takes. Longer prompts go to the next upstream that takes more."""
     ca_file: str | None = None
-    """PEM file of certificate authorities that its certificate may be of, and its proxy's, besides those that this
-    machine trusts."""
+    """PEM file of authorities to trust for its certificate and its proxy's, besides those of this machine."""
     client_cert: str | None = None
-    """PEM file with the certificate that the gateway shows it as a client."""
+    """PEM file with the gateway's client certificate for it."""
     client_key: str | None = None
-    """PEM file with that certificate's private key. Default: the key is in the file of the certificate."""
+    """PEM file with that certificate's private key. Default: the key is in the certificate's file."""
     proxy: str | None = None
-    """URL of the proxy that leads to it (`http://` or `https://`); it must take CONNECT."""
+    """Proxy that leads to it (`http://` or `https://`); it must take CONNECT."""
     proxy_auth_env: str | None = None
     """Environment variable with `user:password` for that proxy."""
 
@@ -234,21 +235,20 @@ class RouteSettings(Section):
     known_by: ClassVar[str] = "model"
 
     model: str
-    """Model name as agents ask for it, or a pattern (`qwen*`)."""
+    """Model name that agents send, or a pattern (`qwen*`)."""
     upstream: dict[str, Annotated[float, Field(ge=0)]] = Field(min_length=1)
-    """Name of the upstream, or several: the next is asked while one does not answer, before the first byte. With
-    shares, such as `{ a = 2, b = 1, spare = 0 }`, they share its calls by rollout; one with 0 is asked when they do not
-    answer."""
+    """One upstream, or several: if one does not answer, the next gets the call, until the client has a byte. `{ a = 2,
+    b = 1, spare = 0 }` shares rollouts out; 0 is used only if the others do not answer."""
     alias: str | dict[str, str] | None = None
-    """Model name to send instead: one for all, or by the name of the upstream."""
+    """Model name to send instead: one for all upstreams, or a table by upstream."""
     stream: Literal["live", "whole"] = "live"
-    """`whole` passes an answer on when all of it is there, while another upstream is left: one that breaks off is then
-    made anew. For training and batches."""
+    """`whole` passes an answer on when it is complete, so that another upstream can replace one that breaks off; the
+    last one streams live. For training and batches."""
     train: bool | Literal["exact"] = False
-    """Whether the model is trained: its calls are recorded with token ids and log-probabilities. With `exact` a
-    conversation also goes on from the very tokens that the engine made, not from a rendering of its text."""
+    """Record token ids and log-probabilities, for a model in training. With `exact` a conversation also continues from
+    the engine's own tokens, not from its text."""
     translate: bool | None = None
-    """Whether calls of messages and responses are translated to chat completions. Default: where `train` is set."""
+    """Translate calls of messages and responses to chat completions. Default: where `train` is set."""
 
     @field_validator("upstream", mode="before")
     @classmethod
@@ -289,11 +289,11 @@ class GatewayConfig(AddressSettings):
     require_token: bool | None = None
     """Whether agents need a token (`penstock token`). Default: only when listening beyond loopback."""
     trust_agent_rewards: bool = False
-    """Whether rewards that agents give themselves, with their own tokens, are trained on."""
+    """Whether trainers use rewards that agents give themselves with their own tokens."""
     quiet_seconds: float = Field(default=1800.0, gt=0, le=LONGEST_S)
-    """Seconds without a call or an event after which an attempt that no worker has claimed has ended."""
+    """An attempt that no worker has claimed ends after so many seconds without a call or an event."""
     prices: Path | None = Field(default=None, strict=False)
-    """File with the prices of models (`penstock prices`); a list of its own where it is not given."""
+    """File with the prices of models (`penstock prices`); without it, the built-in list."""
     reload_on_change: bool = False
     """Whether a change of this file reloads the settings, as SIGHUP does."""
     limits: LimitSettings = LimitSettings()

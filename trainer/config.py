@@ -23,12 +23,12 @@ class SuiteSettings(Section):
     """`[[evaluate.suite]]`: tasks that are never trained on, and are reported together."""
 
     tasks: Path = Field(strict=False)
-    """JSONL file of the tasks, one rollout input a line. Figures are called by its name, without its ending:
+    """JSONL file of tasks, one rollout input a line. Its name without ending names the metrics:
     `evaluation/NAME/reward`."""
     samples: int = Field(default=1, ge=1, le=1000)
     """Rollouts of each task."""
     passed: float = Field(default=1.0, allow_inf_nan=False)
-    """Least reward of a rollout that counts as passed, for `pass@k`."""
+    """Least reward that counts as passed, for `pass@k`."""
 
     @field_validator("tasks")
     @classmethod
@@ -49,7 +49,7 @@ class EvaluateSettings(Section):
     """`[evaluate]`: held-out tasks, and how often the weights are evaluated on them."""
 
     every: int = Field(default=10, ge=1)
-    """Steps from one evaluation to the next; the last step is always evaluated."""
+    """Steps between evaluations; the last step is always evaluated."""
     suite: list[SuiteSettings] = Field(default=[])
     """Suites of tasks; the first one's reward says which weights are the best. Default: none."""
 
@@ -84,32 +84,32 @@ class RunSettings(Section):
     """`[run]`: what this run is called and how long it goes on."""
 
     name: str = Field(default="policy", pattern=r"^[A-Za-z0-9._-]{1,64}$")
-    """What the run is called on the tape."""
+    """Name of the run on the tape."""
     directory: Path = Field(default=Path("penstock-run"), strict=False)
-    """Directory of its checkpoints and versions, which servers read; a run that finds its checkpoint there goes on."""
+    """Directory of checkpoints and versions, which servers read. A run that finds its checkpoint there resumes."""
     steps: int = Field(default=100, ge=1)
-    """Steps to go, counted from the very first start; sft and dpo go by epochs instead."""
+    """Steps in all, resumed ones included; sft and dpo count epochs instead."""
     seed: int = Field(default=0, ge=0)
-    """Seed of everything that is drawn: initial adapter, order of tasks."""
+    """Random seed of the initial adapter and the order of tasks."""
     checkpoint_every: int = Field(default=10, ge=1)
-    """Steps from one checkpoint to the next; the newest two are kept."""
+    """Steps between checkpoints; the newest two are kept."""
 
 
 class ModelSettings(Section):
     """`[model]`: what is trained. `path` is required."""
 
     path: Path = Field(strict=False)
-    """Directory with the model as transformers writes it; nothing is fetched from a hub."""
+    """Directory of the model in transformers' format; nothing is fetched from a hub."""
     name: str = Field(default="policy", pattern=r"^[A-Za-z0-9._-]{1,64}$")
-    """Model name that agents ask for, and the resource whose versions are trained."""
+    """Model name that agents send, and the resource whose versions are trained."""
     weights: Literal["lora", "full"] = "lora"
     """What is trained: a LoRA adapter, or all weights."""
     adapter: Path | None = Field(default=None, strict=False)
-    """Directory of a PEFT adapter to begin with (lora only). Default: a new one, which changes nothing."""
+    """Directory of the initial PEFT adapter (lora only). Default: a new one, which changes nothing yet."""
     rank: int = Field(default=16, ge=1, le=512)
-    """Rank of a new adapter; its output is doubled, whatever the rank."""
+    """Rank of a new adapter; its output is scaled by 2 at every rank."""
     targets: list[str] | Literal["all-linear"] = "all-linear"
-    """Names of the modules that a new adapter changes."""
+    """Modules that a new adapter changes."""
 
     @model_validator(mode="after")
     def _an_adapter_is_lora(self) -> Self:
@@ -122,39 +122,40 @@ class RolloutSettings(Section):
     """`[rollouts]`: what is collected for one step."""
 
     tasks: Path | None = Field(default=None, strict=False)
-    """JSONL file of tasks, one rollout input a line. Default: none, samples are given."""
+    """JSONL file of tasks, one rollout input a line. `train grpo` needs it, except with `--online`."""
     groups: int = Field(default=16, ge=1)
     """Groups (tasks) in one step."""
     group_size: int = Field(default=8, ge=1)
     """Rollouts of one task."""
     dynamic: float = Field(default=1.0, ge=1, le=10)
-    """Most tasks that a step takes, as a multiple of `groups`: more are taken until enough groups differ in reward."""
+    """Most tasks of a step, as a multiple of `groups`: more are run until enough groups differ in reward."""
     curriculum: bool = False
-    """Whether tasks whose rewards differ from rollout to rollout are taken more often. Default: all tasks in turn."""
+    """Whether tasks whose rewards vary are run more often. Default: all tasks in turn."""
     ahead: bool = False
-    """Whether the next step's rollouts are queued before the update, so that agents work meanwhile."""
+    """Whether the next step's rollouts are queued before the update, so that agents run during it."""
     run: list[str] = Field(default=[])
-    """Arguments of `penstock run`, which is then started beside. Default: none, runners run elsewhere."""
+    """Arguments of a `penstock run` that is started along. Default: none, runners run elsewhere."""
     staleness: int = Field(default=4, ge=0)
-    """Versions that a sample may be behind the newest, counted from its first token; older groups are dropped whole."""
+    """Versions that a sample's first token may be behind the newest; older groups are dropped whole."""
     timeout: float = Field(default=600.0, gt=0)
-    """Seconds that an attempt may take; a step goes on a tenth later, without the rollouts that have not ended."""
+    """Seconds that an attempt may take. A step goes on a tenth later, without unfinished rollouts."""
     failed_reward: Annotated[float, Field(allow_inf_nan=False)] | Literal["drop"] = 0.0
-    """Reward of a rollout that fails or runs out of time and has none; `drop` leaves it out of the comparison."""
+    """Reward of a rollout that fails or is late and has none; `drop` leaves it out of its group."""
     temperature: float = Field(default=1.0, gt=0)
-    """Temperature that the rollouts are sampled with; the trainer's log-probabilities are of the same distribution."""
+    """Sampling temperature of the rollouts; the trainer's log-probabilities use the same."""
 
 
 class AdvantageSettings(Section):
     """`[advantage]`: how rewards become credit."""
 
     estimator: Estimator = "dr_grpo"
-    """Baseline: `dr_grpo` (group mean), `grpo` (also scaled), `rloo` (mean of the others), `reinforce++` (batch)."""
+    """Baseline: `dr_grpo` (group mean), `grpo` (also divided by the deviation), `rloo` (mean of the others),
+    `reinforce++` (batch)."""
     credit: Credit = "rollout"
-    """Whether a rollout's reward counts for all its tokens, or each call's own return for those of the call."""
+    """`rollout` gives all tokens the rollout's reward; `turn` gives a call's tokens the return of that call."""
     overlong: Literal["keep", "mask"] | Annotated[tuple[int, int], Field(strict=False)] = "keep"
-    """Rollouts with an answer that was cut off: as others, without loss (they are still compared), or punished: tokens
-    of an answer from which on its length takes from the reward, and at which it has taken 1, such as [3072, 4096]."""
+    """Rollouts with a truncated answer: kept, masked (no loss, but part of the group's baseline), or penalised: with
+    [3072, 4096] an answer loses reward from 3072 tokens on, and 1 at 4096."""
 
     @field_validator("overlong")
     @classmethod
@@ -175,8 +176,8 @@ class LossSettings(Section):
     """Importance sampling between engine and trainer: `token` or `sequence` (truncated), `icepop` (masked), `none`.
     Default: `token`; for gspo `sequence`, and there `token` and `icepop` are refused."""
     aggregate: Aggregate = "rollout-mean"
-    """How tokens become one number: mean over rollouts of their mean, `token-mean` (DAPO), or a number of tokens, such
-    as 1024, that each rollout's sum is divided by (Dr. GRPO)."""
+    """Average of the tokens' losses: mean of the rollouts' means, mean over all tokens (DAPO), or each rollout's sum
+    divided by a number, such as 1024 (Dr. GRPO)."""
 
     @model_validator(mode="after")
     def _gspo_goes_by_sequences(self) -> Self:
@@ -199,30 +200,31 @@ class OptimiserSettings(Section):
     learning_rate: float | None = Field(default=None, gt=0)
     """Learning rate after the warm-up. Default: 1e-4 for LoRA, 1e-6 for all weights."""
     warmup: int = Field(default=0, ge=0)
-    """Steps in which the learning rate rises from 0."""
+    """Steps in which the learning rate rises from 0 (warm-up)."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """What the learning rate does after the warm-up: it stays, or falls to 0 at the last step."""
+    """Learning rate after the warm-up: constant, or falling to 0 at the last step."""
     updates: int = Field(default=1, ge=1)
-    """Optimiser updates in one step: its rollouts are split evenly. Beyond 1, ratios are against the step's start."""
+    """Optimiser updates in one step, on even parts of its rollouts. Ratios are against the policy at the step's
+    start."""
 
 
 class EngineSettings(Section):
     """`[engine]`: the machinery that computes log-probabilities and updates."""
 
     kind: Literal["local", "verl"] = "local"
-    """Who computes: torch in this process, or verl's workers on Ray, on several GPUs and machines."""
+    """`local`: torch in this process. `verl`: verl's workers on Ray, on several GPUs and machines."""
     ranks: int = Field(default=1, ge=1)
-    """Processes that hold the model together, one a GPU (verl only)."""
+    """Processes that share the model, one on each GPU (verl only)."""
     nodes: int = Field(default=1, ge=1)
-    """Machines that the ranks are on, as many on each (verl only)."""
+    """Machines; each has as many ranks (verl only)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of the computation. What is trained, and its optimiser, stay in float32."""
+    """Number format of the computation. Trained weights and optimiser stay in float32."""
     layout: Literal["packed", "padded"] = "packed"
-    """Whether short samples share a row with others, or have one each."""
+    """Whether short samples share a row (`packed`) or have one each."""
     batch_tokens: int = Field(default=16_384, ge=2)
-    """Tokens in one forward pass: what the memory allows. Longer samples are left out and reported, never cut."""
+    """Tokens in one forward pass, as memory allows. Longer samples are left out and reported, never cut."""
     gradient_checkpointing: bool = False
-    """Whether activations are computed again in the backward pass instead of kept."""
+    """Whether the backward pass computes activations again, to save memory."""
 
     @model_validator(mode="after")
     def _ranks_have_their_place(self) -> Self:
@@ -237,24 +239,24 @@ class DataSettings(Section):
     """`[data]`: what `train sft` and `train dpo` learn from; read once, when the run begins."""
 
     rollouts: str | None = None
-    """Filter of rollouts of the tape. Default: `mode:train status:succeeded,ended` (sft), `mode:train status:over`
+    """Filter of recorded rollouts. Default: `mode:train status:succeeded,ended` (sft), `mode:train status:over`
     (dpo)."""
     file: Path | None = Field(default=None, strict=False)
     """JSONL file of chats or preferences as `penstock samples` writes them, instead of the tape."""
     model: str | None = None
-    """Calls of this model only. Default: the one that most calls of a rollout ask for."""
+    """Calls of this model only. Default: the model of most calls of a rollout."""
     agent: str | None = None
     """Calls of this agent only. Default: all."""
     rewards: dict[str, float] = Field(default={})
-    """Weights of the reward's dimensions, of which it is then the sum. Default: its value."""
+    """Weights of the reward's dimensions, whose sum is used. Default: the reward's value."""
     allow: list[str] = Field(default=[])
-    """Reasons of `penstock doctor` that shall not keep a call out."""
+    """Reasons of `penstock doctor` that do not keep a call out."""
     held_out: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the groups that is not trained on but evaluated."""
+    """Share of the groups that is evaluated instead of trained on."""
     batch: int = Field(default=16, ge=1)
     """Rollouts (sft) or pairs (dpo) in one optimiser step."""
     epochs: int = Field(default=1, ge=1)
-    """Times that every one of them is seen."""
+    """Times that each rollout or pair is seen."""
 
     @field_validator("allow")
     @classmethod
@@ -271,37 +273,37 @@ class SftSettings(Section):
     """`[sft]`: supervised fine-tuning on chats."""
 
     reward: float | None = None
-    """Least reward of a rollout that is trained on. Default: all are, judged or not."""
+    """Least reward of a rollout. Default: all rollouts, with or without reward."""
     best: int | None = Field(default=None, ge=1)
-    """Most rollouts of a group that are trained on, those with the highest rewards. Default: all."""
+    """Most rollouts of a group, those with the highest rewards. Default: all."""
 
 
 class DpoSettings(Section):
     """`[dpo]`: direct preference optimisation on pairs."""
 
     pairs: Literal["best", "all"] = "best"
-    """Pairs of a group: its best rollout and its worst, or every two."""
+    """Pairs of a group: its best and worst rollout, or every two."""
     margin: float = Field(default=0.0, ge=0)
-    """Least difference of the rewards of a pair; equal ones are never a pair."""
+    """Least difference of a pair's rewards; equal rewards make no pair."""
     beta: float = Field(default=0.1, gt=0)
-    """How firmly the policy is held to the reference; smaller lets it go further."""
+    """Strength of the tie to the reference; with less the policy moves further."""
 
 
 class InferenceSettings(Section):
     """`[inference]`: the vLLM that agents' calls go to."""
 
     urls: list[str] = Field(default=[])
-    """Base URLs of servers that run already, with `/v1`. Default: none, one is started."""
+    """Base URLs, with `/v1`, of running servers. Default: none, one is started."""
     python: Path | None = Field(default=None, strict=False)
-    """Python of the environment with vLLM in it, for a server that is started."""
+    """Python of the environment that has vLLM, for a server that is started."""
     port: int = Field(default=8000, ge=1, le=65534)
-    """Port of a server that is started; the second one, which `model.weights = "full"` needs, has the next."""
+    """Port of a server that is started. The second one, for `model.weights = "full"`, has the next port."""
     flags: list[str] = Field(default=[])
     """More flags for a server that is started."""
     upstream: str = Field(default="vllm", pattern=r"^[A-Za-z0-9._-]{1,62}$")
-    """What the gateway calls the server: the name of its `[[upstream]]`. The second one's is the same with `-2`."""
+    """Name of the server's `[[upstream]]` in the gateway; with `-2` that of the second server."""
     base: str = Field(default="base", pattern=r"^[!-~]{1,256}$")
-    """Name that the server serves the base model under."""
+    """Name of the base model at the server."""
 
     @field_validator("urls")
     @classmethod
@@ -316,35 +318,35 @@ class PublishSettings(Section):
     """`[publish]`: how new weights reach agents."""
 
     release: Literal["auto", "canary", "none"] = "none"
-    """How production sees the best weights: a release that promotes itself, one that waits for approval, or not."""
+    """Release of the best weights: one that promotes itself, one that waits for approval, or none."""
     policy: Path | None = Field(default=None, strict=False)
-    """TOML file with the policy of that release. Default: the policy of `penstock release start`."""
+    """TOML file with the release's policy. Default: that of `penstock release start`."""
     every: int = Field(default=1, ge=1)
-    """Steps from one published version to the next; the last weights are always published."""
+    """Steps between published versions; the last weights are always published."""
     keep: int = Field(default=4, ge=1)
-    """Newest versions whose directories are kept; older ones go as soon as no release and no rollout needs them."""
+    """Newest versions to keep on disk; older ones go when no release and no rollout needs them."""
 
 
 class OnlineSettings(Section):
     """`[online]`: learning from production, with `train grpo --online`."""
 
     filter: str = ""
-    """Filter of spans, as of `penstock spans`: only rollouts with a span that it finds. Default: all of production."""
+    """Only rollouts with a span that this filter of `penstock spans` finds. Default: all of production."""
     batch_rollouts: int = Field(default=64, ge=2)
-    """Rollouts with a reward that one step takes."""
+    """Rewarded rollouts in one step."""
     quiet_seconds: float = Field(default=60.0, ge=0)
-    """Seconds without a call or a reward of a rollout before it is learnt from; what comes later is not."""
+    """Seconds without a call or a reward before a rollout is used; later calls and rewards are not."""
     max_drop: float = Field(default=0.05, ge=0)
-    """How far below its best so far an evaluation counts as low, in units of reward; two in a row stop the run."""
+    """Reward below the best evaluation so far that counts as low; two low evaluations in a row stop the run."""
 
 
 class PromptSettings(Section):
     """`[prompts]`: rounds that look for prompts, with `train grpo --prompts`."""
 
     every: int = Field(default=10, ge=1)
-    """Steps from one round to the next; the first round is before the first step."""
+    """Steps between rounds; the first round is before the first step."""
     rollouts: int = Field(default=160, ge=20)
-    """Rollouts of one round, beside those of the steps."""
+    """Rollouts of one round, in addition to those of the steps."""
 
 
 class TrainConfig(Section):

@@ -65,29 +65,29 @@ class McpServer(Section):
     """`[mcp.servers.NAME]`: a server of tools, which agents reach at `/mcp/NAME`."""
 
     url: str | None = None
-    """Its endpoint: that of streamable HTTP, or the one that opens the stream of the older HTTP with SSE."""
+    """Endpoint of streamable HTTP, or of the older HTTP with SSE."""
     command: list[str] | None = Field(default=None, min_length=1)
-    """What starts it, with its arguments, if it speaks on stdin and stdout: the gateway hosts it."""
+    """Command with arguments that starts a server on stdin and stdout, which the gateway hosts."""
     env: dict[str, str] = Field(default={})
-    """Variables of its environment."""
+    """Environment variables of its process."""
     env_keys: list[str] = Field(default=[])
-    """Names of variables that it gets from the gateway's environment, such as keys; the tape never has their values."""
+    """Variables that it gets from the gateway's environment, such as keys; their values never reach the tape."""
     cwd: Path | None = Field(default=None, strict=False)
-    """Directory that it starts in. Default: the gateway's own."""
+    """Working directory. Default: the gateway's own."""
     processes: int = Field(default=100, gt=0)
-    """How many of its processes may run at a time: each session has one."""
+    """Processes at a time; each session has one."""
     key_env: str | None = None
-    """Environment variable with its key, sent as a bearer token in place of the agent's. Without it the agent's own
-    passes through."""
+    """Environment variable with its key, sent as a bearer token instead of the agent's. Without it the agent's own
+    passes."""
     first_byte_timeout: float = Field(default=600.0, gt=0)
     """Seconds until an answer must begin."""
     on_change: OnChange = "warn"
-    """What happens when its tools, prompts, resources or instructions are not as approved: `warn` serves them, `hold`
-    serves what was approved, `deny` refuses them."""
+    """If tools, prompts, resources or instructions are not as approved: `warn` serves them, `hold` serves the approved
+    ones, `deny` refuses them."""
     max_concurrent: int | None = Field(default=None, gt=0)
-    """Requests that the server is given at a time; others wait in their order, at most `first_byte_timeout` seconds."""
+    """Requests at a time; others wait in order for at most `first_byte_timeout` seconds."""
     breaker_failures: int | None = Field(default=None, gt=0)
-    """Requests in a row that must fail on their way, so that the server is left alone for half a minute."""
+    """After so many failed requests in a row, requests are refused for half a minute."""
 
     @field_validator("url")
     @classmethod
@@ -127,9 +127,9 @@ class McpSettings(Section):
     """`[mcp]`: the servers of tools that agents reach through the gateway."""
 
     servers: dict[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")], McpServer] = Field(default={})
-    """By the name that their addresses and spans have."""
+    """Tool servers, by the name in their addresses and spans."""
     write: bool = False
-    """Whether Penstock's own server, at `/mcp/penstock`, may post rewards and propose versions of prompts."""
+    """Whether Penstock's own server, `/mcp/penstock`, may post rewards and propose versions of prompts."""
 
 
 # Settings of TLS on the agents' side: `[tls]` of penstock.toml. `gateway.process.listeners` reads the files.
@@ -139,12 +139,12 @@ class TlsSettings(Section):
     """`[tls]`: HTTPS on the port. The Unix socket stays without."""
 
     certificate: Path | None = Field(default=None, strict=False)
-    """PEM file with the gateway's certificate, then those between it and its authority. With it the port speaks HTTPS
+    """PEM file with the gateway's certificate, then those between it and its authority. The port then speaks HTTPS
     only."""
     key: Path | None = Field(default=None, strict=False)
-    """PEM file with its private key, not encrypted. Default: the key is in the file of the certificate."""
+    """PEM file with its unencrypted private key. Default: the key is in the certificate's file."""
     client_ca: Path | None = Field(default=None, strict=False)
-    """PEM file of certificate authorities: every client must show a certificate of one of them."""
+    """PEM file of authorities: every client must show a certificate of one of them."""
 
     @model_validator(mode="after")
     def _has_certificate(self) -> TlsSettings:
@@ -167,12 +167,11 @@ class AddressSettings(Section):
     host: str = "127.0.0.1"
     """Address to listen on."""
     names: list[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,253}$")]] = Field(default=[])
-    """Names of this gateway, beside `localhost`, by which it is asked and whose web pages may ask it while no key is
-    needed."""
+    """Names, besides `localhost`, by which clients and web pages may call this gateway while no key is needed."""
     port: int = Field(default=4747, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
     socket: Path | None = Field(default=None, strict=False)
-    """Path of a Unix socket to listen on as well, for this user only (mode 0600)."""
+    """Unix socket to listen on as well, for this user only (mode 0600)."""
     tls: TlsSettings = NO_TLS
 
     @field_validator("data", "socket", "prices", mode="before", check_fields=False)
@@ -202,12 +201,11 @@ class LogSettings(Section):
     """`[log]`: what the gateway writes to stderr."""
 
     format: Literal["text", "json"] = "text"
-    """`json` is one object a line, whose names are in operations.md."""
+    """`json` is one object a line."""
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """Lines of lower levels are left out; those of calls are not."""
+    """Lowest level that is written; lines of calls always are."""
     calls: bool = False
-    """Whether each call has a line when it has ended: what it was, how it went and how long it took, and nothing that
-    was said."""
+    """Write a line for each finished call, without its content."""
 
 
 # Settings of webhooks: `[[webhook]]` of penstock.toml. Secret parts of a URL never get into an error.
@@ -223,13 +221,13 @@ class Webhook(Section):
     """`[[webhook]]`: an address that is told what becomes of releases."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
-    """What commands, metrics and the tape call it."""
+    """Name in commands, metrics and the tape."""
     url: str
-    """Where it listens: `https://`, or `http://` on this machine."""
+    """Address of the receiver: `https://`, or `http://` on this machine."""
     secret_env: str
-    """Environment variable with the secret that signs what it is told: `whsec_` and 24 to 64 bytes in base64."""
+    """Environment variable with the secret that signs messages: `whsec_` and 24 to 64 bytes in base64."""
     events: list[ReleaseEvent] = Field(default=list(DEFAULT_EVENTS), min_length=1)
-    """Which changes of releases it is told of."""
+    """Changes of releases that are sent."""
 
     @model_validator(mode="after")
     def _is_safe(self) -> Webhook:

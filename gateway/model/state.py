@@ -30,23 +30,24 @@ class Budget(Section):
     """`[[budget]]`: what calls may use up."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
-    """What refusals, `penstock budgets` and metrics call it."""
+    """Name in refusals, `penstock budgets` and metrics."""
     per: BudgetScope = "all"
-    """What has a budget of its own: each `key`, `agent`, `rollout`, training `run` or `arm` of a release. `all` is one
-    budget for all calls."""
+    """Each `key`, `agent`, `rollout`, training `run` or `arm` of a release has its own budget; `all` is one budget for
+    all calls."""
     only: list[str] = Field(default=[])
-    """Which keys, agents, rollouts, runs or arms (`RELEASE:ARM`): names or patterns with `*` and `?`. Default: each."""
+    """The keys, agents, rollouts, runs or arms (`RELEASE:ARM`) that have one: names or patterns with `*` and `?`.
+    Default: each."""
     model: str = Field(default="*", min_length=1, max_length=256)
-    """Calls for which models it is about: a name, or a pattern with `*` and `?`."""
+    """Models whose calls it counts: a name, or a pattern with `*` and `?`."""
     unit: BudgetUnit
-    """What is counted: `calls`, `tokens` (of prompts and of answers), or US dollars by the list of prices."""
+    """`calls`, `tokens` (of prompts and answers) or US dollars by the list of prices."""
     limit: float = Field(gt=0, le=1e15)
-    """How many of them may be used up in a window."""
+    """Units that may be used in a window."""
     window: str = "1d"
-    """For how long: a time such as `1h`, a calendar `month`, or `total`, which never begins anew."""
+    """A time such as `1h`, a calendar `month`, or `total`, which never ends."""
     unknown: Literal["refuse", "pass"] = "refuse"
-    """What happens to a call of which nobody can say how many tokens it uses, or whose model has no price: it is
-    refused, or passes and counts only what its answer tells. Where `unit` is `calls`, it passes and counts as one."""
+    """For a call whose tokens cannot be told, or whose model has no price: `refuse` it, or let it `pass` and count what
+    its answer tells. With `unit = "calls"` it always passes and counts as one."""
 
     @field_validator("window")
     @classmethod
@@ -154,9 +155,9 @@ class RetentionRule(Section):
     """`[[retention]]`: after how long the gateway forgets which rollouts."""
 
     filter: str = ""
-    """Which rollouts, by what `penstock rollouts` lists of them, such as `mode:online -reward>0.5`; empty is all."""
+    """Which rollouts: a filter of `penstock rollouts`, such as `mode:online -reward>0.5`; empty is all."""
     after: str
-    """How long after they were last heard of, such as `30d`. Only rollouts that have ended are forgotten."""
+    """Time since a rollout's last change, such as `30d`. Only ended rollouts are forgotten."""
 
     @field_validator("after")
     @classmethod
@@ -407,7 +408,7 @@ class RouteView(Noun):
     """A `[[route]]` of the configuration: which upstreams serve a model."""
 
     model: str
-    """Model name as agents ask for it, or a pattern (`qwen*`)."""
+    """Model name that agents send, or a pattern (`qwen*`)."""
     upstreams: list[str]
     """Names of the upstreams that are tried in turn."""
     alias: str | dict[str, str] | None

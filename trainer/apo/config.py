@@ -29,20 +29,20 @@ class ApoRunSettings(Section):
     """`[run]`: what this run is called."""
 
     name: RunName = "apo"
-    """What the run is called on the tape; its rollouts and versions begin with this name."""
+    """Name on the tape; its rollouts and versions begin with it."""
     directory: Path = Field(default=Path("penstock-apo"), strict=False)
-    """Directory of its splits and its report; a run that finds its splits there goes on with them."""
+    """Directory of splits and report. A run that finds its splits there uses them."""
     seed: int = Field(default=0, ge=0)
-    """Seed of everything that is drawn: splits, minibatches, order of tasks."""
+    """Random seed of splits, minibatches and task order."""
 
 
 class TextSettings(Section):
     """`[texts]`: what is optimised. One prompt must be named."""
 
     prompts: list[Id] = Field(default=[])
-    """Prompts that the gateway recognises, by the names of their resources; all of them are optimised together."""
+    """Names of prompts that the gateway recognises; they are optimised together."""
     tools: list[Id] = Field(default=[])
-    """Resources of the kind tool-text: their descriptions are optimised too. Default: none."""
+    """Names of resources of the kind tool-text, which are optimised too. Default: none."""
 
     @model_validator(mode="after")
     def _something(self) -> Self:
@@ -63,20 +63,18 @@ class TaskSettings(Section):
     """`[tasks]`: what agents are given."""
 
     file: Path | None = Field(default=None, strict=False)
-    """JSONL file of tasks, one rollout input a line; `--tasks` names another."""
+    """JSONL file of tasks, one rollout input a line. `--tasks` overrides it."""
     key: str | None = None
-    """Field of a task whose value says what belongs together, such as `customer`. Default: each task is by itself,
-    but tasks that are the same belong together."""
+    """Field whose value groups tasks, such as `customer`. Default: only equal tasks are grouped."""
 
 
 class RewardSettings(Section):
     """`[reward]`: the range of rewards."""
 
     range: tuple[float, float] = Field(default=(0.0, 1.0), strict=False)
-    """The worst reward and the best. The worst is also that of a rollout that fails, or does not end in time, without
-    one."""
+    """Worst and best reward. A rollout that fails or is late without a reward gets the worst."""
     step_cost: float = Field(default=0.0, ge=0)
-    """What each call of a model takes off the reward, so that of two equal texts the one with fewer steps is better."""
+    """Reward that each model call costs, so that of two equal texts the one with fewer steps wins."""
 
     @field_validator("range")
     @classmethod
@@ -95,35 +93,36 @@ class BudgetSettings(Section):
     """`[budget]`: what the run may cost; kept exactly."""
 
     rollouts: int = Field(default=500, ge=40)
-    """Rollouts of the search and the race together; the test takes `test.repeats` more of each test task, twice."""
+    """Rollouts of search and race. The test adds `test.repeats` rollouts of each test task for each of its two
+    prompts."""
     reflections: int | None = Field(default=None, ge=0)
     """Calls of the reflecting model. Default: no limit."""
     tokens: int | None = Field(default=None, ge=0)
-    """Tokens of the reflecting model, in and out, hidden reasoning counted. Default: no limit."""
+    """Tokens of the reflecting model, in and out, hidden reasoning included. Default: no limit."""
     money: float | None = Field(default=None, ge=0)
-    """What these tokens cost, in the currency of `reflection.price`. Default: no limit."""
+    """Cost of these tokens, in the currency of `reflection.price`. Default: no limit."""
 
 
 class ReflectionSettings(Section):
     """`[reflection]`: the model that reflects. `model` is required."""
 
     model: str = Field(min_length=1)
-    """Model that is asked, through the gateway: its routes decide which upstream answers."""
+    """Model name to ask; the gateway's routes choose the upstream."""
     most_tokens: int = Field(default=4096, ge=64)
-    """Most tokens of one answer, hidden reasoning counted."""
+    """Most tokens of one answer, hidden reasoning included."""
     price: tuple[Price, Price] = Field(default=(0.0, 0.0), strict=False)
-    """Prices of a million tokens that it reads and of a million that it writes, such as [1.25, 10.0]."""
+    """Prices of a million input and a million output tokens, such as [1.25, 10.0]."""
 
 
 class ApoRolloutSettings(Section):
     """`[rollouts]`: how candidates are tried."""
 
     run: list[str] = Field(default=[])
-    """Arguments of `penstock run`, which is then started beside; `--agent` adds the command. Default: runners run
+    """Arguments of a `penstock run` that is started along; `--agent` adds the command. Default: runners run
     elsewhere."""
     attempt_timeout: float = Field(default=600.0, gt=0, le=LONGEST_S)
-    """Seconds after which an attempt at a task ends. After six times as many a batch goes on without the rollouts that
-    have not ended; they get the worst reward."""
+    """Seconds that an attempt may take. After six times as many a batch goes on without unfinished rollouts, which get
+    the worst reward."""
 
     @property
     def batch_timeout(self) -> float:
@@ -135,16 +134,16 @@ class FinalTestSettings(Section):
     """`[test]`: the test at the end."""
 
     repeats: int = Field(default=2, ge=0)
-    """Rollouts of each test task, with the seed and with the winner; 0 leaves the test out."""
+    """Rollouts of each test task, for your prompt and for the winner each; 0 leaves the test out."""
 
 
 class ApoPublishSettings(Section):
     """`[publish]`: what becomes of a winner."""
 
     release: Literal["auto", "canary", "none"] = "none"
-    """How production sees it: by a release that promotes itself, by one that waits for approval, or not."""
+    """Release that promotes itself, release that waits for approval, or none."""
     policy: Path | None = Field(default=None, strict=False)
-    """TOML file with the policy of that release. Default: the policy of `penstock release start`."""
+    """TOML file with the release's policy. Default: that of `penstock release start`."""
 
 
 class ApoConfig(Section):

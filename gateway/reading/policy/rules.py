@@ -94,27 +94,27 @@ class PolicyRule(Section):
     """`[[policy]]`: a rule on tool calls. The first that matches decides; where none does, the call may run."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
-    """What spans, errors and reports call it."""
+    """Name in spans, errors and reports."""
     server: list[str] = Field(default=["*"], min_length=1)
-    """The server, or several, or patterns."""
+    """Names or patterns of servers."""
     tool: list[str] = Field(default=["*"], min_length=1)
-    """The tool by its server's own name, or several, or patterns."""
+    """Names, as the server has them, or patterns of tools."""
     argument: list[Condition] = Field(default=[])
-    """What must hold for the arguments, all of it."""
+    """Conditions on the arguments; all must hold."""
     annotations: dict[Hint, bool] = Field(default={})
-    """What the server has said of the tool when it was last listed."""
+    """Annotations that the server listed for the tool."""
     mode: list[Mode] = Field(default=[])
-    """What the rollout is for; all of them if not given."""
+    """Modes of the rollout; all by default."""
     verdict: Verdict
-    """What becomes of the call."""
+    """What happens to the call."""
     message: str | None = Field(default=None, max_length=1000)
-    """Why, for the agent's model: what to do instead."""
+    """Reason for the agent's model, such as what to do instead."""
     redact: Redaction | None = None
-    """What is taken out, with the verdict `redact`."""
+    """What to remove, with the verdict `redact`."""
     kernel: str | None = Field(default=None, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")
-    """Who decides, with the verdict `kernel`: a Python object, as `module:name`."""
+    """Python object that decides, with the verdict `kernel`."""
     wait: float = Field(default=300.0, gt=0, le=LONGEST_WAIT_S)
-    """Seconds that a call waits for a person or a kernel, with the verdicts `ask` and `kernel`; then it is refused."""
+    """Seconds to wait for a person (`ask`) or a kernel (`kernel`); then the call is refused."""
     hard: bool = False
     """Whether a violation on a release's candidate rolls it back at once."""
 

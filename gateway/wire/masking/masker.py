@@ -66,11 +66,11 @@ class MaskingRule(Section):
     """`[[masking]]`: what is replaced by asterisks before a call is written to the tape."""
 
     name: str = Field(pattern=r"^[^\x00-\x1f\x7f]{1,64}$")
-    """What spans, metrics and messages call it."""
+    """Name in spans, metrics and messages."""
     pattern: str | None = None
-    """A regular expression of RE2: what it finds in a text is masked."""
+    """RE2 regular expression; its matches in texts are masked."""
     paths: list[MemberPath] = Field(default=[])
-    """Paths of JSON members, whose values are masked whole."""
+    """Paths of JSON members whose values are masked whole."""
 
     @model_validator(mode="after")
     def _looks_for_one_thing(self) -> MaskingRule:
