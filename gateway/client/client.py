@@ -1,13 +1,13 @@
 """The control API as typed Python: the client requests further pages, and resumes the change feed, by itself.
 
-    async with Client("http://127.0.0.1:4747", key) as client:
+    async with Client() as client:  # address and key as commands have them: `connection`
         async for span in client.spans("my-rollout", filter="status:failed"): ...
         async for change in client.changes(since=cursor): ...
         await client.enqueue([RolloutSpec(id="q1", input={"question": "..."})])
 
 Lists are async iterators that ask for the next page when it is needed. `changes` reconnects after a lost connection,
 with growing pauses, and continues after the last change that it gave: none is missed and none comes twice. Every error
-is a `ClientError` in one line: the gateway's own words, or the reason why it could not be reached.
+is a `ClientError` in one line: the gateway's own words (`Refused`), or why it could not be reached (`Unreachable`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from pydantic import ValidationError
 
-from penstock.gateway.client.connection import ClientError, Params, brief
+from penstock.gateway.client.connection import ClientError, NotFound, Params, brief
 from penstock.gateway.client.exchanges import PARTS, RECORDS, CallBytes, RolloutPart, Unpacker, WholeRollout
 from penstock.gateway.client.resources import (
     DefinitionClient,
@@ -146,7 +146,7 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
         return await self.get("/api/prices", PriceList)
 
     async def rollout(self, rollout: str) -> RolloutSummary:
-        """A rollout with its attempts, totals and reward. Raises `ClientError` when there is none of this name."""
+        """A rollout with its attempts, totals and reward. Raises `NotFound` when there is none of this name."""
         return await self.get(_path(rollout), RolloutSummary)
 
     async def diagnosis(self, rollout: str, model: str | None = None) -> Diagnosis:
@@ -174,7 +174,7 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
         if attempt is None:
             attempts = (await self.rollout(rollout)).attempts
             if not attempts:
-                raise ClientError(f"rollout {rollout!r} has no attempt", 404)
+                raise NotFound(f"rollout {rollout!r} has no attempt", 404)
             attempt = attempts[-1].id
         found = await self.get(f"{_path(rollout, attempt)}/transcript", Transcript)
         return found if outcome is None else found.model_copy(update={"outcome": outcome})
@@ -198,8 +198,8 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
 
     async def whole_rollouts(self, ids: Sequence[str], kinds: Sequence[SpanKind] = ()) -> AsyncGenerator[WholeRollout]:
         """The named rollouts (at most 200), in the order given, each with its spans (all, or of these `kinds`) and the
-        bytes of its model calls. One request; no more than one rollout is held in memory. Raises `ClientError` before
-        the first when one of them does not exist."""
+        bytes of its model calls. One request; no more than one rollout is held in memory. Raises `NotFound` before the
+        first when one of them does not exist."""
         if not ids:
             return
         unpacker, whole = Unpacker(PARTS), None
