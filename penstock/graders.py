@@ -143,14 +143,12 @@ def json_fields(
     """The share of the expected object's fields that the answer has with an equal value; more fields of the answer do
     not count. The answer is an object, or a text that is the JSON of one. Raises `GradeError`."""
     wanted = _expected(task, expected)
-    if not isinstance(wanted, dict) or not wanted:
+    if not (fields := _object(wanted)):
         raise GradeError(f"the task's field {expected!r} is {_shown(wanted)}: json_fields needs an object with fields")
     given = _json_answer(output, transcript, answer)
     if given.missing:
         return _wrong(given.missing)
-    fields = cast("dict[str, Any]", wanted)
-    got = cast("dict[str, Any] | None", given.value if isinstance(given.value, dict) else None)
-    if got is None:
+    if (got := _object(given.value)) is None:
         return _wrong(f"the answer is no object: {_shown(given.value)}")
     differ = [name for name, value in fields.items() if name not in got or not _same(value, got[name])]
     said = f"these fields differ: {', '.join(differ)}"[:SHOWN] if differ else None
@@ -308,21 +306,21 @@ class _Answer(NamedTuple):
 
 
 def _expected(task: Any, field: str) -> Any:
-    if not isinstance(task, dict):
+    if (fields := _object(task)) is None:
         raise GradeError(f"the task is {_shown(task)}: a grader needs an object with the field {field!r}")
-    if field not in task:
-        names = ", ".join(cast("dict[str, Any]", task))
+    if field not in fields:
+        names = ", ".join(fields)
         raise GradeError(f"the task has no field {field!r}: name one of its own with expected= ({names})"[:500])
-    return cast("dict[str, Any]", task)[field]
+    return fields[field]
 
 
 def _answer(output: Any, transcript: Transcript | None, field: str | None) -> _Answer:
     if output is None:
         text = "" if transcript is None else transcript.text
         return _Answer(text, "" if text else "the agent has printed no JSON, and its model has said nothing")
-    if field is None or not isinstance(output, dict):
+    if field is None or (fields := _object(output)) is None:
         return _Answer(output)
-    if (value := cast("dict[str, Any]", output).get(field)) is None:
+    if (value := fields.get(field)) is None:
         return _Answer(None, f"the output has no field {field!r}: {_shown(output)}")
     return _Answer(value)
 
@@ -352,12 +350,15 @@ def _number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def _object(value: Any) -> dict[str, Any] | None:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
+
+
 def _same(one: Any, other: Any) -> bool:
     """Equality of JSON values: `1` and `1.0` are equal, `1` and `true` are not."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
-    if isinstance(one, dict) and isinstance(other, dict):
-        a, b = cast("dict[str, Any]", one), cast("dict[str, Any]", other)
+    if (a := _object(one)) is not None and (b := _object(other)) is not None:
         return a.keys() == b.keys() and all(_same(a[name], b[name]) for name in a)
     if isinstance(one, list) and isinstance(other, list):
         pair = cast("list[Any]", one), cast("list[Any]", other)
