@@ -41,6 +41,8 @@ __all__ = ["GradeError", "exact", "json_fields", "json_type", "judge", "numeric"
 
 SHOWN: Final = 200
 """Characters of a value that a reason or an error shows."""
+ANSWER_S: Final = 120.0
+"""Time that a judge model has to answer; s."""
 TRIES: Final = 4
 """Times that a judge model is asked until it answers."""
 PAUSES: Final = Backoff(1.0, 10.0)
@@ -197,11 +199,9 @@ async def judge(
     *,
     model: str,
     rubric: str,
-    answer: str | None = None,
     conversation: bool = False,
     base_url: str | None = None,
     key: str | None = None,
-    timeout_s: float = 120.0,
 ) -> Judgement:
     """The score from 0 to 1 that a model gives by a rubric, with its reason.
 
@@ -209,12 +209,12 @@ async def judge(
     which has the mode `test` and no reward, so nothing trains on it. `base_url`: an OpenAI-compatible endpoint that is
     asked instead, such as `https://api.openai.com/v1`, with `key`; such a call is not recorded.
 
-    `conversation`: show the judge all messages, too, and not the answer alone. `timeout_s`: seconds for one try.
+    `conversation`: show the judge all messages, too, and not the agent's output alone.
 
     Raises `GradeError` when the model does not answer, or says anything but a score and a reason."""
     if key is not None and base_url is None:
         raise GradeError("key is that of base_url: name the endpoint, or leave the key to the gateway")
-    given = _answer(output, transcript, answer)
+    given = _answer(output, transcript, None)
     if given.missing:
         return _wrong(given.missing)
     shown = {"task": task, "answer": given.value}
@@ -222,7 +222,7 @@ async def judge(
         shown["conversation"] = [message.model_dump(exclude_defaults=True) for message in transcript.messages]
     question = _QUESTION.format(rubric=rubric.strip(), shown=json.dumps(shown, ensure_ascii=False, default=str))
     asked = {"model": model, "messages": [{"role": "user", "content": question}]}
-    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    timeout = aiohttp.ClientTimeout(total=ANSWER_S)
     if base_url is not None:
         async with aiohttp.ClientSession(timeout=timeout, headers=_bearer(key)) as http:
             return _verdict(await _ask(http, f"{base_url.rstrip('/')}/chat/completions", asked))
@@ -257,7 +257,7 @@ async def _ask(http: aiohttp.ClientSession, url: str, asked: Mapping[str, Any]) 
             if response.status not in BUSY:
                 break
         except (aiohttp.ClientError, TimeoutError) as error:
-            said = str(error) or f"no answer in {http.timeout.total:g} s"
+            said = str(error) or f"no answer in {ANSWER_S:g} s"
         if tried < TRIES:
             await asyncio.sleep(PAUSES.after(tried))
     raise GradeError(f"the judge {asked['model']!r} does not answer: {said}")

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 
 from examples.demo.model import DemoAnswer
 from penstock import graders
-from penstock.gateway.client import connection
+from penstock.gateway.client import environment
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.rollout import Attempt, Outcome, Rollout
 from penstock.gateway.model.span import Span
@@ -184,9 +184,9 @@ async def judged(tmp_path: Path, provider: Provider, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PENSTOCK_ADMIN_KEY", "admin")
     monkeypatch.setattr(graders, "PAUSES", Backoff(0.001, 0.001))
     async with locally(tmp_path / "gateway", "require_token = true\n" + upstreams(openai=provider.openai_url)) as made:
-        before = connection.CURRENT_GATEWAY.set((made.url, "admin"))
+        before = environment.CURRENT_GATEWAY.set((made.url, "admin"))
         yield made
-        connection.CURRENT_GATEWAY.reset(before)
+        environment.CURRENT_GATEWAY.reset(before)
 
 
 asked = partial(judge, model="grader", rubric="Is it polite?")

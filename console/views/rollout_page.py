@@ -201,7 +201,7 @@ class _RolloutPage:
         return f'<details class="call{bad}" id="{anchor}"{is_open}>{head}{"".join(said)}</details>'
 
     def _turn(self, span: Span, turn: Turn, known: int, offered: Sequence[str]) -> Iterator[str]:
-        """What a call added to the conversation, and its answers."""
+        """Yields the messages that a call added to the conversation, and its answers."""
         whole = f"penstock show {span.rollout}/{span.attempt}#{span.sequence}"
         if offered:
             more = f" … {len(offered) - MOST:,} more" if len(offered) > MOST else ""

@@ -1,18 +1,15 @@
 """One connection to a gateway's control API: sends requests, reads answers, and turns every error into a `ClientError`.
 
-A gateway is at `http://HOST:PORT`, `https://HOST:PORT`, or `unix:PATH`, where PATH is that of its socket. Without an
-address or a key a connection takes those that commands take: the address of `PENSTOCK_GATEWAY` or of ./penstock.toml,
-else `http://127.0.0.1:4747`, and the key of `PENSTOCK_ADMIN_KEY`, else `PENSTOCK_READ_KEY`.
+A gateway is at `http://HOST:PORT`, `https://HOST:PORT`, or `unix:PATH`, where PATH is that of its socket. A connection
+that is given no address or no key takes that of the environment (`environment`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from contextvars import ContextVar
 from io import BytesIO
 from typing import Final, Self, TypeVar
 
@@ -20,9 +17,10 @@ import aiohttp
 from pydantic import BaseModel, ValidationError
 from yarl import URL
 
+from penstock.gateway.client.environment import gateway_and_key
 from penstock.gateway.client.opener import CLIENT_CERT, client_context
 from penstock.gateway.model.answers import ErrorAnswer, Page
-from penstock.gateway.model.toml import sentence
+from penstock.gateway.model.toml import ConfigError, sentence
 
 M = TypeVar("M", bound=BaseModel)
 P = TypeVar("P", bound=Page)
@@ -38,11 +36,6 @@ AWAY = (502, 503, 504)
 """Statuses with which a proxy answers while the gateway behind it is away."""
 TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=90)
 """The feed sends something every 15 s and no claim waits for over 60 s: a longer silence is a lost connection."""
-
-
-CURRENT_GATEWAY: Final[ContextVar[tuple[str, str | None] | None]] = ContextVar("CURRENT_GATEWAY", default=None)
-"""(address, key) of the gateway for which a user's function is called, such as a reward function of `penstock run`: a
-connection that is given no address takes it. None everywhere else."""
 
 
 class ClientError(Exception):
@@ -91,7 +84,10 @@ class ApiConnection:
     def __init__(self, url: str | None = None, key: str | None = None, compressed: bool = False) -> None:
         """`url`, `key`: None takes those of the environment, as commands do; an empty key sends none. `compressed`:
         request answers with gzip, which is worth it only over a slow connection. Raises `ClientError`."""
-        url, key = _from_environment(url, key)
+        try:
+            url, key = gateway_and_key(url, key)
+        except ConfigError as e:
+            raise ClientError(str(e)) from None
         self.url = url.rstrip("/")
         check_url(self.url)
         self._headers = {"Accept-Encoding": "gzip" if compressed else "identity"}
@@ -192,23 +188,6 @@ class ApiConnection:
             message = f"what answers at {self.url} is not a Penstock gateway (it {said}): {CHECK_URL}"
             return ClientError(message, response.status)
         return REFUSALS.get(response.status, Refused)(message, response.status)
-
-
-def _from_environment(url: str | None, key: str | None) -> tuple[str, str | None]:
-    """(address, key) with those of the environment where None is given. Raises `ClientError`."""
-    current = CURRENT_GATEWAY.get()
-    if url is None and current is not None:
-        return current[0], current[1] if key is None else key
-    # Imported here: it imports the command line's library, which who gives both does not need.
-    if url is None or key is None:
-        from penstock.gateway.client.console import LOCAL, CommandError, configured_gateway, control_key
-
-        try:
-            url = url or os.environ.get("PENSTOCK_GATEWAY") or configured_gateway() or LOCAL
-        except CommandError as e:
-            raise ClientError(str(e)) from None
-        key = control_key() if key is None else key
-    return url, key
 
 
 def base_of(url: str) -> str:

@@ -274,7 +274,7 @@ def _try(settings: RunnerSettings, on: str, tasks: Path) -> None:
     """Check what can be checked without an attempt, and print what is doubtful."""
     import asyncio
 
-    from penstock.gateway.client.connection import CURRENT_GATEWAY
+    from penstock.gateway.client.environment import CURRENT_GATEWAY
     from penstock.sidecar.run.engines.local import LocalEngine
     from penstock.sidecar.run.reward_judge import dry_run_judge, first_task
 

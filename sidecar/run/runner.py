@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 
 from penstock.gateway.client.client import Client, ClientError
-from penstock.gateway.client.connection import CURRENT_GATEWAY
+from penstock.gateway.client.environment import CURRENT_GATEWAY
 from penstock.gateway.model.queue import Claim, ClaimAnswer, ClaimRequest, HeartbeatRequest, HeldAttempt, QueueState
 from penstock.gateway.model.rollout import WorkerUsage
 from penstock.sidecar.run.agent.supervisor import descendants, process_table

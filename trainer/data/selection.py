@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from penstock.adapters.source import ENDED
 from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.client.connection import NotFound
 from penstock.gateway.model.facts import BACKGROUND
 from penstock.gateway.model.resource import Resource
 from penstock.gateway.model.rollout import RolloutStatus, RolloutSummary
@@ -110,7 +111,6 @@ def _differ(some: Sequence[TrainableRollout]) -> bool:
 # The rollout must be production's, with calls to the trained model; it must have a reward and no call under way;
 # weights of this run must have served it; `online.filter` must match; and `penstock doctor` must find it trainable.
 
-NOT_FOUND: Final = 404
 REFUSED: Final = 400
 SILENT: Final = frozenset({"mode", "model", "filter"})
 """Reasons that need no message, because such a rollout was never meant to be used."""
@@ -144,7 +144,7 @@ class RolloutInspector:
         except ClientError as error:
             if error.status == REFUSED:
                 raise ConfigError(f"online.filter: {error}") from None
-            if error.status != NOT_FOUND:
+            if not isinstance(error, NotFound):
                 raise
 
     def _is_start(self, content: Mapping[str, Any]) -> bool:
@@ -163,9 +163,7 @@ class RolloutInspector:
         try:
             rollout = await self._client.rollout(name)
             return "mode" if rollout.mode != "online" else await self._look(rollout)
-        except ClientError as error:
-            if error.status != NOT_FOUND:
-                raise
+        except NotFound:
             return "gone"
 
     async def _look(self, rollout: RolloutSummary) -> TrainableRollout | str | None:

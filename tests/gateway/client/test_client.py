@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 import penstock
 from penstock.gateway.api import pagination
 from penstock.gateway.client import client as client_module
-from penstock.gateway.client import connection
+from penstock.gateway.client import connection, environment
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.client.connection import NotAllowed, NotFound, Refused, Unreachable
 from penstock.gateway.client.exchanges import RECORDS, CallBytes, Unpacker, pack
@@ -168,12 +168,12 @@ async def test_address_and_key_are_those_of_the_environment(tmp_path: Path, monk
             assert (await client.rollout("r1")).id == "r1"
             with pytest.raises(penstock.NotAllowed):
                 await without.rollout("r1")
-    token = connection.CURRENT_GATEWAY.set(("http://127.0.0.1:1", None))
+    token = environment.CURRENT_GATEWAY.set(("http://127.0.0.1:1", None))
     assert (penstock.Client().url, penstock.Client("http://127.0.0.1:2").url) == (
         "http://127.0.0.1:1",
         "http://127.0.0.1:2",
     )
-    connection.CURRENT_GATEWAY.reset(token)
+    environment.CURRENT_GATEWAY.reset(token)
 
 
 def test_a_url_must_be_one() -> None:

@@ -22,8 +22,9 @@ from rich.text import Text
 
 from penstock.console.views.table import Column, Listing, clean, figure, joined, plain
 from penstock.gateway.client.client import Client
-from penstock.gateway.client.connection import CURRENT_GATEWAY, map_concurrently
+from penstock.gateway.client.connection import map_concurrently
 from penstock.gateway.client.console import note
+from penstock.gateway.client.environment import CURRENT_GATEWAY
 from penstock.gateway.model.resource import Resource
 from penstock.gateway.model.rollout import Reward, RolloutSummary
 from penstock.gateway.model.span import SpanStatus
