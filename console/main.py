@@ -27,7 +27,8 @@ from cyclopts import Group as Section
 from cyclopts.argument import ArgumentCollection, Token
 
 from penstock.console.commands.command_table import COMMANDS, FIRST, GROUPS, SECTIONS, CommandEntry, CommandGroup
-from penstock.gateway.client.console import CONFIG_FILE, CommandError, configured_gateway
+from penstock.gateway.client.console import CommandError
+from penstock.gateway.client.environment import CONFIG_FILE, configured_gateway
 from penstock.gateway.model.foreign_text import terminal_safe
 
 EXPECTED_TYPES: Final[dict[type | None, str]] = {int: "a whole number", float: "a number"}
@@ -82,10 +83,15 @@ def _follow_file(command: App, words: tuple[str, ...], arguments: ArgumentCollec
     """Take the gateway of ./penstock.toml where neither the command line nor the environment names one. Agents, which
     the sidecar and the trainer give the address to, open no socket."""
     for argument in arguments:
-        if argument.name == "--gateway" and not argument.tokens:
+        if argument.name == "--gateway" and not argument.tokens and os.path.exists(CONFIG_FILE):
+            from penstock.gateway.model.toml import ConfigError
+
             by_socket = not command.default_command.__module__.startswith(("penstock.sidecar", "penstock.trainer"))
-            if (url := configured_gateway(by_socket)) is not None:
-                argument.append(Token(keyword=argument.name, value=url, source=str(CONFIG_FILE)))
+            try:
+                url = configured_gateway(by_socket)
+            except ConfigError as e:
+                raise CommandError(str(e), 2) from None
+            argument.append(Token(keyword=argument.name, value=url, source=str(CONFIG_FILE)))
 
 
 app = _application(SECTIONS)

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.client.connection import REFUSALS, NotAllowed, NotFound, Refused
 from penstock.gateway.model.answers import Digest, RolloutPage
 from penstock.gateway.model.rollout import RolloutSummary
 
@@ -230,15 +231,15 @@ class ReplayClient(Client):
     ) -> bytes:
         """The recorded answer to a question; raises `ClientError` when there is none, or when it was a refusal."""
         if method != "GET":
-            raise ClientError("a recording is played: nothing can be changed in it", 403)
+            raise NotAllowed("a recording is played: nothing can be changed in it", 403)
         exact, loose = question_key(method, path, params), question_key(method, path, params, moving=False)
         found = self._recording.answers.get(exact) or self._recording.loose.get(loose)
         if not found:
-            raise ClientError(f"this recording does not hold {path}: nobody looked at it then", 404)
+            raise NotFound(f"this recording does not hold {path}: nobody looked at it then", 404)
         answer = self._at(found)
         self.received += len(answer.body)
         if answer.status is not None:
-            raise ClientError(answer.body.decode(), answer.status)
+            raise REFUSALS.get(answer.status, Refused)(answer.body.decode(), answer.status)
         return answer.body
 
     def _at(self, answers: Sequence[RecordedAnswer]) -> RecordedAnswer:

@@ -113,6 +113,8 @@ def show_rollout(
     *,
     raw: Literal["request", "response"] | None = None,
     side: Literal["agent", "engine", "receipt"] | None = None,
+    html: Path | None = None,
+    compare: str | None = None,
     calls: Limit = 50,
     json: Json = False,
     gateway: Url = LOCAL,
@@ -127,6 +129,10 @@ def show_rollout(
         Print the exact bytes of one call's body instead.
     side
         With --raw, those of a party that was spoken with in another wire format.
+    html
+        Write one page for a browser to this file instead: when each call ran, what was said, tools, costs.
+    compare
+        With --html, another rollout: the page shows where the conversations differ.
     calls
         How many spans at most.
     """
@@ -134,7 +140,10 @@ def show_rollout(
 
     async def ask(client: Client) -> None:
         rid, attempt, sequence = target_of(target)
-        if sequence is not None:
+        if html is not None:
+            spans = [head async for head in client.spans(rid, attempt, limit=calls)]
+            await _write_page(client, (rid, attempt), spans, compare, html)
+        elif sequence is not None:
             attempt = attempt or await only_attempt(client, rid)
             if raw is not None:
                 await _print_body(client, (rid, attempt, sequence), raw, side)
@@ -146,7 +155,44 @@ def show_rollout(
         else:
             await _show_rollout(client, rid, [head async for head in client.spans(rid, attempt, limit=calls)], json)
 
+    if compare is not None and html is None:
+        raise CommandError(
+            f"--compare goes with --html; in a terminal: penstock tui --plain compare {target} {compare}", 2
+        )
+    if html is not None and (json or raw is not None or target_of(target)[2] is not None):
+        raise CommandError("--html writes a page of a rollout or an attempt: leave out --json, --raw and #SEQUENCE", 2)
     with_client(gateway, ask)
+
+
+async def _write_page(
+    client: Client, target: tuple[str, str | None], spans: list[Span], compare: str | None, html: Path
+) -> None:
+    import time
+
+    from penstock.console.views.rollout_page import ComparedRollout, RolloutRecord, rollout_page
+    from penstock.console.views.rollout_tree import steps
+    from penstock.gateway.client.console import whole_file
+    from penstock.gateway.model.toml import pluralized
+
+    rid, attempt = target
+    rollout = await client.rollout(rid)
+    if attempt is not None:
+        (chosen,) = (one for one in rollout.attempts if one.id == attempt)
+        mine = {"attempts": [chosen], "totals": chosen.totals, "reward": chosen.reward}
+        rollout = rollout.model_copy(update=mine)
+    details = [detail async for detail in _details(client, spans, "none")]
+    using = sorted({span.attempt for span in spans if span.kind == "tool" or span.tool_calls})
+    used = [use for name in using for use in await client.tools(rid, name)]
+    record = RolloutRecord(rollout, details, await _asked(client, rid, spans), used)
+    other = None
+    if compare is not None:
+        theirs = await client.rollout(compare)
+        both = (theirs.attempts, compare, None), (rollout.attempts, rid, attempt)
+        found = [steps(await client.transcript(one, of)) if tried else [] for tried, one, of in both]
+        other = ComparedRollout(theirs, *found)
+    with whole_file(html) as file:
+        file.write(rollout_page(record, time.time_ns(), other).encode())
+    note(f"{html}: {pluralized(len(spans), 'span')}")
 
 
 async def _print_body(client: Client, call: tuple[str, str, int], raw: str, side: str | None) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from penstock.console.views.pages import History
-from penstock.gateway.client.connection import ClientError, map_concurrently
+from penstock.gateway.client.connection import NotFound, map_concurrently
 from penstock.gateway.client.resources import read_history
 from penstock.gateway.model.base import GATEWAY
 from penstock.gateway.model.release import Assignment, AuditTrailEntry, Pin, Release, RolloutEvidence
@@ -116,9 +116,7 @@ async def _served(
     pins = [pin for pin in pins if not pin.forgotten]
     try:
         spans = [one async for one in client.spans(assignment.rollout) if one.versions]
-    except ClientError as error:
-        if error.status != 404:
-            raise
+    except NotFound:
         # Its first call was pinned and has not ended, so no span exists.
         return [], 0
     mine = sum(not release.arm_versions("stable").keys().isdisjoint(one.versions or ()) for one in spans)
@@ -147,9 +145,7 @@ async def _compared_reward(client: Client, release: Release, number: int, seen: 
     attempt, _, sequence = seen.span.rpartition("#")
     try:
         span = (await client.span(seen.rollout, attempt, int(sequence))).span
-    except ClientError as error:
-        if error.status != 404:
-            raise
+    except NotFound:
         return f"{who} names the reward {seen.span}, which is not on the tape"
     if span.kind != "reward":
         return f"{who} names {seen.span} as its reward, which is a span of kind {span.kind}"

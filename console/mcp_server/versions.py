@@ -21,7 +21,8 @@ from penstock.console.mcp_server.tool import (
 )
 from penstock.console.views import resources as display
 from penstock.console.views.table import abbreviate, clean, compact
-from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.client.client import Client
+from penstock.gateway.client.connection import NotFound
 from penstock.gateway.model.base import Id
 from penstock.gateway.model.resource import Resource, ResourceView
 
@@ -118,9 +119,8 @@ async def resource_of(client: Client, name: str) -> ResourceView:
     """The resource of that name. Raises `ToolError`, with the names of all, if there is none."""
     try:
         return await client.resource(name)
-    except ClientError as e:
-        if e.status != 404:
-            raise
+    except NotFound:
+        pass
     names = ", ".join(one.name for one in (await client.resources())[:MOST])
     raise ToolError(f"there is no resource {name!r}; there {f'are {names}' if names else 'is none yet'}")
 

@@ -98,13 +98,13 @@ PAGE_STYLE = (
 )
 
 
-def document(title: str, body: Iterable[str]) -> str:
-    """A complete page in this style; `body` is HTML, the title is text."""
+def document(title: str, body: Iterable[str], style: str = "") -> str:
+    """A complete page in this style and more `style`; `body` is HTML, the title is text."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
-        f"<title>{text(title)}</title>\n<style>{PAGE_STYLE}</style></head>\n<body>\n"
+        f"<title>{text(title)}</title>\n<style>{PAGE_STYLE}{style}</style></head>\n<body>\n"
         + "\n".join(body)
         + "\n</body></html>\n"
     )

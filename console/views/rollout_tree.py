@@ -7,8 +7,11 @@ parents, calls inside the span that they were made in (`gateway.model.span`).
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -22,7 +25,7 @@ from penstock.gateway.model.answers import SideView, SpanDetail
 from penstock.gateway.model.facts import SPAN_FACTS, Fact, reader
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, Outcome, RolloutSummary
 from penstock.gateway.model.span import Span, span_tree
-from penstock.gateway.model.turn import Choice, Message, Part, Turn
+from penstock.gateway.model.turn import Choice, Message, Part, Transcript, Turn
 
 DEEPEST = 20
 """Maximum depth of nested spans that is shown."""
@@ -104,7 +107,7 @@ class RolloutTree:
         """The line of an attempt; the lines of its spans follow."""
         self._conversations, self._offered = ConversationPrefixes(), []
         attempts = self._rollout.attempts
-        return _TreeNode(_attempt_line(attempt, len(attempts) == 1), attempt is attempts[-1])
+        return _TreeNode(attempt_line(attempt, len(attempts) == 1), attempt is attempts[-1])
 
     def subtrees(self, attempt: Attempt) -> Iterator[SpanSubtree]:
         """The places below an attempt, from the top."""
@@ -353,7 +356,7 @@ QUIET: Final = {
 """Ends that nobody has reported."""
 
 
-def _attempt_line(attempt: Attempt, only: bool) -> Text:
+def attempt_line(attempt: Attempt, only: bool) -> Text:
     """A line for an attempt; if it is the only one, the rollout's own line has the figures."""
     t, outcome = attempt.totals, attempt.outcome or Outcome()
     reason = clean(abbreviate(outcome.reason or "", BRIEF))
@@ -376,3 +379,116 @@ def _attempt_line(attempt: Attempt, only: bool) -> Text:
 
 def _reward(value: float | None) -> str:
     return "" if value is None else f"reward {number(value)}"
+
+
+# -- the steps of attempts, aligned ----
+#
+# A step is a message or an answer that was new in a call: conversations are sent again with every call, but counted
+# once. Two steps are the same when role and text are; ids of tool calls, which are random, do not count.
+
+
+class TranscriptStep(NamedTuple):
+    """A message of an attempt."""
+
+    who: str
+    """Its role; `assistant` for the model's answers."""
+    text: str
+    """Its text, with tool calls as `name(arguments)`."""
+    call: int
+    """Sequence of the model call that it was new in."""
+
+
+class StepPair(NamedTuple):
+    """Steps of two attempts beside each other; None if one has no such step."""
+
+    left: TranscriptStep | None
+    right: TranscriptStep | None
+
+    @property
+    def sign(self) -> str:
+        """`=` the same, `≠` different, `<` only left, `>` only right."""
+        if self.left is None:
+            return ">"
+        if self.right is None:
+            return "<"
+        return "=" if _same(self.left) == _same(self.right) else "≠"
+
+
+def steps(transcript: Transcript) -> list[TranscriptStep]:
+    """All steps of an attempt, in order."""
+    found: list[TranscriptStep] = []
+    conversations = ConversationPrefixes()
+    for call in transcript.calls:
+        turn = call.turn
+        if turn is None:
+            continue
+        new = turn.messages[conversations.known_length(turn.messages) :]
+        answers = [choice.message for choice in turn.choices[:1]]
+        found += (
+            TranscriptStep(message.role, message_text(message), call.span.sequence) for message in (*new, *answers)
+        )
+        if turn.error:
+            found.append(TranscriptStep("error", turn.error, call.span.sequence))
+        conversations.add(turn)
+    return found
+
+
+def message_text(message: Message) -> str:
+    """A message as one text."""
+    return "\n".join(filter(None, map(_part_text, message.parts)))
+
+
+def _part_text(part: Part) -> str:
+    if part.type == "tool_call":
+        return f"{part.name}({part.arguments or ''})"
+    return part.text or compact(part.data)
+
+
+def _same(step: TranscriptStep) -> tuple[str, str]:
+    return step.who, step.text
+
+
+def align_steps(left: Sequence[TranscriptStep], right: Sequence[TranscriptStep]) -> list[StepPair]:
+    """The steps of two attempts side by side: equal steps share a row."""
+    a, b = list(map(_same, left)), list(map(_same, right))
+    return list(_pairs(left, right, difflib.SequenceMatcher(None, a, b, autojunk=False)))
+
+
+def _pairs(
+    left: Sequence[TranscriptStep], right: Sequence[TranscriptStep], match: difflib.SequenceMatcher[tuple[str, str]]
+) -> Iterator[StepPair]:
+    for does, a0, a1, b0, b1 in match.get_opcodes():
+        if does == "equal":
+            yield from (StepPair(left[a0 + at], right[b0 + at]) for at in range(a1 - a0))
+            continue
+        # Steps at the same place are shown as two versions of one step.
+        both = min(a1 - a0, b1 - b0)
+        yield from (StepPair(left[a0 + at], right[b0 + at]) for at in range(both))
+        yield from (StepPair(left[at], None) for at in range(a0 + both, a1))
+        yield from (StepPair(None, right[at]) for at in range(b0 + both, b1))
+
+
+def find_divergence(
+    one: Sequence[TranscriptStep], others: Sequence[Sequence[TranscriptStep]]
+) -> tuple[int, Sequence[TranscriptStep] | None]:
+    """(the index of the step at which `one` differs from all others, the other that agreed for longest)."""
+    best: tuple[int, Sequence[TranscriptStep] | None] = (0, None)
+    for other in others:
+        shared = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if _same(a) != _same(b)),
+                      min(len(one), len(other)))  # fmt: skip
+        if best[1] is None or shared > best[0]:
+            best = shared, other
+    return best
+
+
+MOST_WORDS: Final = 4_000
+"""The most words that are compared; the rest of longer texts is left out."""
+_WORD = re.compile(r"\s+|\w+|[^\w\s]")
+
+
+def differing_words(left: str, right: str) -> Iterator[tuple[str, str, str]]:
+    """The texts in pieces: (text of both, "", ""), or ("", text of the left alone, text of the right alone)."""
+    a, b = ([found[0] for found in islice(_WORD.finditer(text), MOST_WORDS)] for text in (left, right))
+    for does, a0, a1, b0, b1 in difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+        only_left, only_right = "".join(a[a0:a1]), "".join(b[b0:b1])
+        yield (only_left, "", "") if does == "equal" else ("", only_left, only_right)

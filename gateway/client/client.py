@@ -1,13 +1,13 @@
 """The control API as typed Python: the client requests further pages, and resumes the change feed, by itself.
 
-    async with Client("http://127.0.0.1:4747", key) as client:
+    async with Client() as client:  # address and key as commands have them: `connection`
         async for span in client.spans("my-rollout", filter="status:failed"): ...
         async for change in client.changes(since=cursor): ...
         await client.enqueue([RolloutSpec(id="q1", input={"question": "..."})])
 
 Lists are async iterators that ask for the next page when it is needed. `changes` reconnects after a lost connection,
 with growing pauses, and continues after the last change that it gave: none is missed and none comes twice. Every error
-is a `ClientError` in one line: the gateway's own words, or the reason why it could not be reached.
+is a `ClientError` in one line: the gateway's own words (`Refused`), or why it could not be reached (`Unreachable`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from pydantic import ValidationError
 
-from penstock.gateway.client.connection import ClientError, Params, brief
+from penstock.gateway.client.connection import ClientError, NotFound, Params, brief
 from penstock.gateway.client.exchanges import PARTS, RECORDS, CallBytes, RolloutPart, Unpacker, WholeRollout
 from penstock.gateway.client.resources import (
     DefinitionClient,
@@ -103,13 +103,12 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
             yield rollout
 
     async def rollout_page(self, filter: str, limit: int, cursor: str | None) -> RolloutPage:
-        """A page of rollouts, newest first, as a list shows them: without tasks, metadata and reasons."""
+        """A page of rollouts, newest first, without tasks, metadata and reasons."""
         params = {"filter": filter or None, "limit": limit, "cursor": cursor, "brief": "true"}
         return await self.get("/api/rollouts", RolloutPage, params)
 
     async def rollouts_by_id(self, ids: Sequence[str], filter: str = "") -> list[RolloutSummary]:
-        """The named rollouts (at most 200) that exist and match the filter, newest first, in the brief form of
-        `rollout_page`."""
+        """The named rollouts (at most 200) that exist and match the filter, as `rollout_page` has them."""
         if not ids:
             return []
         params = {"ids": ",".join(ids), "filter": filter or None, "brief": "true"}
@@ -146,7 +145,7 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
         return await self.get("/api/prices", PriceList)
 
     async def rollout(self, rollout: str) -> RolloutSummary:
-        """A rollout with its attempts, totals and reward. Raises `ClientError` when there is none of this name."""
+        """A rollout with its attempts, totals and reward. Raises `NotFound` when there is none of this name."""
         return await self.get(_path(rollout), RolloutSummary)
 
     async def diagnosis(self, rollout: str, model: str | None = None) -> Diagnosis:
@@ -155,7 +154,7 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
         return await self.get(f"{_path(rollout)}/diagnosis", Diagnosis, {"model": model})
 
     async def tools(self, rollout: str, attempt: str, until: int | None = None, inside: bool = True) -> list[ToolUse]:
-        """The tools that an attempt used, each with the model call that asked for it and how well that is known.
+        """The tools that an attempt used, each with the call that asked for it, and how well that is known.
         `until`: sequence of the last span that is examined. `inside`: include tools that ran inside the agent."""
         params = {"until": until, "inside": None if inside else "false"}
         return (await self.get(f"{_path(rollout, attempt)}/tools", ToolList, params)).tools
@@ -169,18 +168,18 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
         return await self.get(_path(rollout, attempt, sequence), SpanDetail, {"exchange": exchange})
 
     async def transcript(self, rollout: str, attempt: str | None = None, outcome: Outcome | None = None) -> Transcript:
-        """The input of reward functions: the task, and every call of an attempt (the newest one unless named), parsed.
+        """The task and every call of an attempt, as reward functions get them. The newest attempt unless one is named.
         `outcome`: how the attempt ended, if the tape does not know yet."""
         if attempt is None:
             attempts = (await self.rollout(rollout)).attempts
             if not attempts:
-                raise ClientError(f"rollout {rollout!r} has no attempt", 404)
+                raise NotFound(f"rollout {rollout!r} has no attempt", 404)
             attempt = attempts[-1].id
         found = await self.get(f"{_path(rollout, attempt)}/transcript", Transcript)
         return found if outcome is None else found.model_copy(update={"outcome": outcome})
 
     async def request_body(self, rollout: str, attempt: str, sequence: int, side: str | None = None) -> bytes:
-        """The exact bytes of a call's request body; `side`: `agent` or `engine`, as in `model.turn.Side.who`."""
+        """The exact bytes of a call's request body. `side`: `agent` or `engine`, as in `model.turn.Side.who`."""
         return await self.read("GET", f"{_path(rollout, attempt, sequence)}/request", params={"side": side})
 
     async def response_body(self, rollout: str, attempt: str, sequence: int, side: str | None = None) -> bytes:
@@ -197,9 +196,9 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
                     yield call
 
     async def whole_rollouts(self, ids: Sequence[str], kinds: Sequence[SpanKind] = ()) -> AsyncGenerator[WholeRollout]:
-        """The named rollouts (at most 200), in the order given, each with its spans (all, or of these `kinds`) and the
-        bytes of its model calls. One request; no more than one rollout is held in memory. Raises `ClientError` before
-        the first when one of them does not exist."""
+        """The named rollouts (at most 200), each with its spans and the bytes of its model calls. They come in the
+        order given; `kinds`: only these spans. It is one request, and no more than one rollout is held in memory.
+        Raises `NotFound` before the first when one of them does not exist."""
         if not ids:
             return
         unpacker, whole = Unpacker(PARTS), None
@@ -227,7 +226,7 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
         return await self.get("/api/breakdown", Breakdown, {"by": by, "filter": filter})
 
     async def unread(self, filter: str = "") -> UnreadList:
-        """The parts of answers that were not read when they were recorded, with counts, the most frequent first."""
+        """The parts of answers that could not be read, with counts, the most frequent first."""
         return await self.get("/api/unread", UnreadList, {"filter": filter})
 
     async def readiness(self) -> str | None:
@@ -277,7 +276,7 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
     async def digests(
         self, since: int | None = None, every_s: float = 1.0, lost: Callable[[ClientError], None] | None = None
     ) -> AsyncGenerator[Digest]:
-        """Digests of the changes after the cursor `since` (None: from now on), one every `every_s` seconds, for ever.
+        """Digests of the changes after the cursor `since`, one every `every_s` seconds. None begins now.
         `lost` is called whenever the gateway cannot be reached. Raises only when the gateway refuses."""
         if since is None:
             since = (await self.stats(spans=0)).cursor

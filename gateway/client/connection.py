@@ -1,6 +1,7 @@
 """One connection to a gateway's control API: sends requests, reads answers, and turns every error into a `ClientError`.
 
-A gateway is at `http://HOST:PORT`, `https://HOST:PORT`, or `unix:PATH`, where PATH is that of its socket.
+A gateway is at `http://HOST:PORT`, `https://HOST:PORT`, or `unix:PATH`, where PATH is that of its socket. A connection
+that is given no address or no key takes that of the environment (`environment`).
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from io import BytesIO
-from typing import Self, TypeVar
+from typing import Final, Self, TypeVar
 
 import aiohttp
 from pydantic import BaseModel, ValidationError
 from yarl import URL
 
+from penstock.gateway.client.environment import gateway_and_key
 from penstock.gateway.client.opener import CLIENT_CERT, client_context
 from penstock.gateway.model.answers import ErrorAnswer, Page
-from penstock.gateway.model.toml import sentence
+from penstock.gateway.model.toml import ConfigError, sentence
 
 M = TypeVar("M", bound=BaseModel)
 P = TypeVar("P", bound=Page)
@@ -37,7 +39,9 @@ TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=90)
 
 
 class ClientError(Exception):
-    """The gateway refused a request, or could not be reached. `status` is None in the second case."""
+    """The base of all errors of a client; by itself, one that the classes below do not name: an address or a key that
+    cannot be used, or an answer of something that is not a gateway of this version. The message is one line and says
+    what to do. `status` is that of the HTTP answer; None without one."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -50,11 +54,40 @@ class ClientError(Exception):
         return self.status is None or (self.status >= 500 and self.status != 501)
 
 
+class Unreachable(ClientError):
+    """Nothing answers at the gateway's address, the connection broke off, or a proxy answers in the gateway's place."""
+
+
+class Refused(ClientError):
+    """The gateway answered with an error; the message is in its own words."""
+
+
+class NotFound(Refused):
+    """The gateway does not have what was named (404)."""
+
+
+class NotAllowed(Refused):
+    """The key is missing, wrong, or does not open this (401 or 403)."""
+
+
+class Conflict(Refused):
+    """The thing is in a state that does not permit this, such as an attempt that has ended (409)."""
+
+
+REFUSALS: Final = {401: NotAllowed, 403: NotAllowed, 404: NotFound, 409: Conflict}
+"""Classes of refusals by their statuses; all others are `Refused`."""
+
+
 class ApiConnection:
     """Sends requests to a gateway. Use it as an asynchronous context manager."""
 
-    def __init__(self, url: str, key: str | None = None, compressed: bool = False) -> None:
-        """`compressed`: request answers with gzip, which is worth it only over a slow connection."""
+    def __init__(self, url: str | None = None, key: str | None = None, compressed: bool = False) -> None:
+        """`url`, `key`: None takes those of the environment, as commands do; an empty key sends none. `compressed`:
+        request answers with gzip, which is worth it only over a slow connection. Raises `ClientError`."""
+        try:
+            url, key = gateway_and_key(url, key)
+        except ConfigError as e:
+            raise ClientError(str(e)) from None
         self.url = url.rstrip("/")
         check_url(self.url)
         self._headers = {"Accept-Encoding": "gzip" if compressed else "identity"}
@@ -133,7 +166,7 @@ class ApiConnection:
                 finally:
                     self.received += response.content.total_raw_bytes
         except (aiohttp.ClientError, TimeoutError) as e:
-            raise ClientError(f"cannot reach the gateway at {self.url}: {_reason(e)}") from e
+            raise Unreachable(f"cannot reach the gateway at {self.url}: {_reason(e)}") from e
 
     def _parsed(self, path: str, model: type[M], data: bytes) -> M:
         try:
@@ -149,10 +182,12 @@ class ApiConnection:
             message = ErrorAnswer.model_validate_json(text).error.message
         except ValidationError:
             said = f"answered {response.status} {response.reason or ''}".strip()
-            message = f"what answers at {self.url} is not a Penstock gateway (it {said}): {CHECK_URL}"
             if response.status in AWAY:
                 message = f"cannot reach the gateway at {self.url}: a proxy in front of it {said}"
-        return ClientError(message, response.status)
+                return Unreachable(message, response.status)
+            message = f"what answers at {self.url} is not a Penstock gateway (it {said}): {CHECK_URL}"
+            return ClientError(message, response.status)
+        return REFUSALS.get(response.status, Refused)(message, response.status)
 
 
 def base_of(url: str) -> str:

@@ -14,11 +14,15 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Itera
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import IO, TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+# Commands take these from here, with the rest that they share.
+from penstock.gateway.client.environment import CONFIG_FILE as CONFIG_FILE
+from penstock.gateway.client.environment import LOCAL as LOCAL
+from penstock.gateway.client.environment import control_key as control_key
 from penstock.gateway.model.codes import install_hint
 from penstock.gateway.model.foreign_text import terminal_safe
 
@@ -46,9 +50,6 @@ OPTIONS = {
 }
 """Names of options and arguments that differ from the names of the fields made from them."""
 NO_MATCH = "No rollout matches."
-LOCAL = "http://127.0.0.1:4747"
-CONFIG_FILE: Final = Path("penstock.toml")
-"""The configuration that `penstock serve` reads, and by which commands find its gateway, in the current directory."""
 
 Terms = Annotated[str, Parameter(allow_leading_hyphen=True, help="Terms such as status:failed model:qwen* latency>2s.")]
 RolloutTerms = Annotated[
@@ -90,33 +91,6 @@ class CommandError(Exception):
     def __init__(self, message: str, code: int = 1) -> None:
         super().__init__(message)
         self.code = code
-
-
-def control_key() -> str | None:
-    """The key of the control API, from the gateway's own variables: the admin key, else the read key; None without
-    either."""
-    return os.environ.get("PENSTOCK_ADMIN_KEY") or os.environ.get("PENSTOCK_READ_KEY")
-
-
-def configured_gateway(by_socket: bool = True) -> str | None:
-    """The URL of the gateway that ./penstock.toml sets up; None without that file. `by_socket`: whether it may be that
-    of a socket. Raises `CommandError` where the file does not say where it is."""
-    # Not Path.exists, which raises if this directory may not be read.
-    if not os.path.exists(CONFIG_FILE):
-        return None
-    from penstock.gateway.model.settings import AddressSettings
-    from penstock.gateway.model.toml import ConfigError, read, validated
-
-    try:
-        tree = {key: value for key, value in read(CONFIG_FILE).items() if key in AddressSettings.model_fields}
-        url = validated(AddressSettings, tree, str(CONFIG_FILE)).url(by_socket)
-    except ConfigError as e:
-        raise CommandError(f"{e}; correct it, or name the gateway with --gateway", 2) from None
-    if url is None:
-        raise CommandError(
-            f"{CONFIG_FILE}: port = 0 is any free one: name the gateway, as --gateway http://HOST:PORT", 2
-        )
-    return url
 
 
 def joined_terms(words: Iterable[str]) -> str:
@@ -236,7 +210,7 @@ def with_client(url: str, ask: Callable[[Client], Coroutine[Any, Any, None]]) ->
     from penstock.gateway.client.client import Client, ClientError
 
     async def talk() -> None:
-        async with Client(url, control_key()) as client:
+        async with Client(url) as client:
             await ask(client)
 
     try:

@@ -1,6 +1,6 @@
 """The typed client for synchronous code: the same methods, and each waits for its answer.
 
-    with SyncClient("http://127.0.0.1:4747", key) as client:
+    with SyncClient() as client:
         for span in client.spans("my-rollout", filter="status:failed"): ...
         transcript = client.transcript("my-rollout")
 
@@ -51,7 +51,8 @@ def _waited(method: Callable[..., Any]) -> Callable[..., Any]:
 class SyncClient:
     """A connection to a gateway's control API. Use it as a context manager."""
 
-    def __init__(self, url: str, key: str | None = None) -> None:
+    def __init__(self, url: str | None = None, key: str | None = None) -> None:
+        """`url`, `key`: as `Client` has them."""
         self.client = Client(url, key)
         """The asynchronous client. Only the thread of this object may use it: see `wait`."""
         self._thread: threading.Thread | None = None

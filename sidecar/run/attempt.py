@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
 from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.client.connection import Conflict
 from penstock.gateway.model.queue import Claim, Event, FinishAnswer, FinishRequest, Scalar
 from penstock.gateway.model.rollout import Judgement, Outcome
 from penstock.gateway.model.span import Span, SpanStatus
@@ -39,7 +40,6 @@ MOST_FAILURES = 8
 AWAY = frozenset({None, 502, 503, 504})
 T = TypeVar("T")
 StopCause = Literal["timeout", "lost", "returned"]
-CONFLICT = 409
 LAST_EVENTS_S = 5.0
 """The longest time that a cancelled attempt may take to send its remaining output; s."""
 
@@ -236,7 +236,7 @@ class AttemptRun:
             return await retry_until_answered(lambda: self._client.finish(*self.key, asked), self._away)
         except ClientError as e:
             self._why, self._reason = "lost", str(e)
-            if e.status == CONFLICT:
+            if isinstance(e, Conflict):
                 # The gateway accepts events also for an attempt that has already ended in another way.
                 _ = await self._send(events)
             return None

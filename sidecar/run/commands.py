@@ -275,12 +275,14 @@ def _try(settings: RunnerSettings, on: Literal["here", "ray", "kubernetes"], tas
     """Check what can be checked without an attempt, and print what is doubtful."""
     import asyncio
 
+    from penstock.gateway.client.environment import CURRENT_GATEWAY
     from penstock.sidecar.run.engines.local import LocalEngine
     from penstock.sidecar.run.reward_judge import dry_run_judge, first_task
 
     task = first_task(tasks)
 
     async def look() -> str | None:
+        _ = CURRENT_GATEWAY.set((settings.gateway, settings.key))
         if on == "here":
             async with LocalEngine(settings):
                 pass

@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 
 from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.client.environment import CURRENT_GATEWAY
 from penstock.gateway.model.queue import Claim, ClaimAnswer, ClaimRequest, HeartbeatRequest, HeldAttempt, QueueState
 from penstock.gateway.model.rollout import WorkerUsage
 from penstock.sidecar.run.agent.supervisor import descendants, process_table
@@ -75,6 +76,7 @@ class Runner:
         """Run attempts until there are no more; return the tally. Raises `ClientError` when the gateway refuses the
         runner.
         """
+        _ = CURRENT_GATEWAY.set((self._settings.gateway, self._settings.key))
         async with Client(self._settings.gateway, self._settings.key) as client:
             _ = await client.queue()  # a wrong address or key shows at once
             heart = HeartbeatSender(client, self._settings, self._progress)

@@ -5,6 +5,7 @@ Settings are held by the tests of their files, `test_config.py`.
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import types
@@ -21,6 +22,8 @@ from pydantic.fields import FieldInfo
 from penstock.console.commands.command_table import COMMANDS, GROUPS
 from penstock.gateway.api.openapi import field_docs
 from penstock.gateway.api.routes import ROUTES
+from penstock.gateway.client.client import Client
+from penstock.gateway.client.connection import ApiConnection
 from penstock.gateway.followers.index.sql.views import VIEWS
 from penstock.gateway.followers.lake.rows import TABLE_DEFINITIONS, LakeColumn
 from penstock.gateway.model import rollout, run
@@ -197,6 +200,30 @@ def test_every_key_of_the_policy_is_documented_as_it_is() -> None:
         path.write_text(before + made, encoding="utf-8")
         return
     assert begin + shown == made
+
+
+def test_every_method_of_the_client_is_documented_as_it_is() -> None:
+    """`UPDATE_GOLDENS=1` writes the rows anew."""
+    path = ROOT / "docs" / "client.md"
+    text = path.read_text(encoding="utf-8")
+    methods = {name for name in {*dir(Client)} - {*dir(ApiConnection)} if not name.startswith("_")}
+    rows = re.findall(r"^\| \**`(\w+)\(.*$", section(text, "## All methods"), re.MULTILINE)
+    faults = list(compared(Table("client.md", "## All methods", "", sorted(methods)), sorted(rows)))
+    assert not faults, "\n".join(faults)
+    made = re.sub(r"^\| \**`(\w+)\(.*$", lambda found: method_row(found[1]), text, flags=re.MULTILINE)
+    if os.environ.get("UPDATE_GOLDENS"):
+        path.write_text(made, encoding="utf-8")
+        return
+    assert text == made
+
+
+def method_row(name: str) -> str:
+    """A method of the client with its parameters, and the first words about it; in bold if it iterates."""
+    method = getattr(Client, name)
+    given = f"`{name}({', '.join(list(inspect.signature(method).parameters)[1:])})`"
+    shown = f"**{given}**" if inspect.isasyncgenfunction(method) else given
+    words = re.split(r"[.;] |\.$", " ".join((inspect.getdoc(method) or "").split()))[0]
+    return f"| {shown} | {words} |"
 
 
 def policy_table(title: str, model: type[BaseModel]) -> str:

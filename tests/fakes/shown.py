@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from html.parser import HTMLParser
 
 from fakes.pages import Block
 
@@ -47,3 +48,20 @@ def compare(block: Block, printed: str) -> None:
     else:
         shown = "(?:.*\n)*".join(map(re.escape, pieces))
         assert re.fullmatch(shown, steady(printed)), f"{block.place} does not show this: {printed}"
+
+
+class Outline(HTMLParser):
+    """Tags with their attributes' names, and the text between them."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, list[str]]] = []
+        self.said: list[str] = []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, [name for name, _ in attrs]))
+
+    def handle_data(self, data: str) -> None:
+        self.said.append(data)

@@ -16,6 +16,7 @@ from textual.app import App, ComposeResult
 
 from penstock.console.views.pages import EvidencePoint
 from penstock.console.views.releases import EValueThreshold
+from penstock.console.views.rollout_tree import StepPair, TranscriptStep, align_steps, find_divergence
 from penstock.gateway.model.answers import Digest, ModelStats, RewardStats, SpanDetail, Stats
 from penstock.gateway.model.queue import QueueStatus
 from penstock.gateway.model.rollout import Totals, Worker
@@ -25,7 +26,7 @@ from penstock.gateway.wire.dialects.tokens import TokenLogprob, read_logprobs
 from penstock.tui import widgets as module
 from penstock.tui.screens import span_panes
 from penstock.tui.screens.chart import TerminalCurve, chart, smooth_points
-from penstock.tui.screens.compare import StepPair, TranscriptStep, align_steps, find_divergence, mark_differences
+from penstock.tui.screens.compare import mark_differences
 from penstock.tui.screens.overview import OverviewData, draw_blocks
 from penstock.tui.screens.releases import FEWEST, remaining_rollouts
 from penstock.tui.screens.span_panes import NONE, timing, tokens

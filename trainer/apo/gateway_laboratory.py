@@ -31,7 +31,7 @@ import aiohttp
 
 from penstock.console.views.rollout_tree import ConversationPrefixes
 from penstock.gateway.client.client import Client, ClientError
-from penstock.gateway.client.connection import base_of, map_concurrently
+from penstock.gateway.client.connection import NotFound, base_of, map_concurrently
 from penstock.gateway.model.answers import SpanDetail
 from penstock.gateway.model.base import Mode
 from penstock.gateway.model.queue import RolloutSpec
@@ -63,7 +63,6 @@ RECORDED_S: Final = 10.0
 BUSY: Final = frozenset({408, 409, 425, 429})
 """Statuses below 500 after which the same question may be answered."""
 TEMPLATE_TOKENS: Final = 64
-NOT_FOUND: Final = 404
 AGENT: Final = "reflection"
 
 
@@ -365,9 +364,7 @@ class ReflectionClient:
     async def _answered(self, attempt: str) -> SpanDetail | None:
         try:
             spans = [span async for span in self._client.spans(self._rollout, attempt)]
-        except ClientError as error:
-            if error.status != NOT_FOUND:
-                raise
+        except NotFound:
             return None
         found = next(filter(_good, spans), None)
         return None if found is None else await self._client.span(self._rollout, attempt, found.sequence, "none")

@@ -33,6 +33,7 @@ from typing import Any, Final
 
 from penstock.console.views.table import abbreviate
 from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.client.connection import NotFound
 from penstock.gateway.model.queue import QueueState
 from penstock.gateway.model.release import NewRelease, Release
 from penstock.gateway.model.rollout import Worker
@@ -41,7 +42,6 @@ from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.apo.config import ApoConfig, digest, tasks_file
 from penstock.trainer.apo.engines import make_engine
 from penstock.trainer.apo.gateway_laboratory import (
-    NOT_FOUND,
     GatewayLaboratory,
     ReflectionClient,
     reflection_rollout,
@@ -222,9 +222,7 @@ async def _once_more(config: ApoConfig, kept: RunResult, gateway: str, key: str 
     async with RetryClient(gateway, key) as client:
         try:
             run = await client.run(kept.run)
-        except ClientError as error:
-            if error.status != NOT_FOUND:
-                raise
+        except NotFound:
             run = None
         if run is not None and run.kind == "apo" and run.status != "succeeded":
             reporter = RunReporter(client, kept.run, shown)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.client.connection import NotFound
 from penstock.gateway.model.facts import BACKGROUND
 from penstock.gateway.model.resource import Resource
 from penstock.gateway.model.rollout import FINAL, RolloutStatus, RolloutSummary
@@ -109,7 +110,6 @@ def _differ(some: Sequence[TrainableRollout]) -> bool:
 # The rollout must be production's, with calls to the trained model; it must have a reward and no call under way;
 # weights of this run must have served it; `online.filter` must match; and `penstock doctor` must find it trainable.
 
-NOT_FOUND: Final = 404
 REFUSED: Final = 400
 SILENT: Final = frozenset({"mode", "model", "filter"})
 """Reasons that need no message, because such a rollout was never meant to be used."""
@@ -143,7 +143,7 @@ class RolloutInspector:
         except ClientError as error:
             if error.status == REFUSED:
                 raise ConfigError(f"online.filter: {error}") from None
-            if error.status != NOT_FOUND:
+            if not isinstance(error, NotFound):
                 raise
 
     def _is_start(self, content: Mapping[str, Any]) -> bool:
@@ -162,9 +162,7 @@ class RolloutInspector:
         try:
             rollout = await self._client.rollout(name)
             return "mode" if rollout.mode != "online" else await self._look(rollout)
-        except ClientError as error:
-            if error.status != NOT_FOUND:
-                raise
+        except NotFound:
             return "gone"
 
     async def _look(self, rollout: RolloutSummary) -> TrainableRollout | str | None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 from penstock.gateway.client.child_process import spawn
 from penstock.gateway.client.client import Client, ClientError
-from penstock.gateway.client.connection import Params
+from penstock.gateway.client.connection import NotFound, Params
 from penstock.gateway.client.exchanges import WholeRollout
 from penstock.gateway.model.base import SpanKind
 from penstock.gateway.model.foreign_text import terminal_safe
@@ -43,7 +43,6 @@ from penstock.trainer.serving.vllm import InferenceError
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-NOT_FOUND: Final = 404
 LAST_WORDS_S: Final = 5.0
 """Seconds that a run that stops tries to report why."""
 
@@ -89,9 +88,7 @@ class RunReporter:
         run."""
         try:
             run = await self._client.run(self._run)
-        except ClientError as error:
-            if error.status != NOT_FOUND:
-                raise
+        except NotFound:
             await self._first(self._client.start_run(NewRun(id=self._run, kind=kind, config=config, steps=steps)))
             return
         if run.kind != kind:

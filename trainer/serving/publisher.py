@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, Literal, Protocol
 
 from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.client.connection import NotFound
 from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.release import NewRelease, Release
 from penstock.gateway.model.release_policy import CanaryStage, Guards, ReleasePolicy
@@ -80,7 +81,6 @@ async def _needed(client: Client, directory: Path) -> set[str]:
     return found
 
 
-NOT_FOUND: Final = 404
 CONFLICT: Final = 409
 """The gateway's status for a conflict; also of a request that is repeated because its answer was lost."""
 TRAINING: Final = Audience(modes=["train", "val", "test"])
@@ -160,9 +160,7 @@ class Publisher:
         served."""
         try:
             _ = await self._client.resource(self._model)
-        except ClientError as error:
-            if error.status != NOT_FOUND:
-                raise
+        except NotFound:
             await self._add("base", {"upstream": self._upstream, "base": self._base}, None, "before any training")
 
     async def refuse_lost(self, step: int, directory: Path) -> None:
@@ -171,9 +169,7 @@ class Publisher:
         those weights."""
         try:
             versions = (await self._client.resource(self._model)).versions
-        except ClientError as error:
-            if error.status != NOT_FOUND:
-                raise
+        except NotFound:
             return
         newest = max((step_of(self._run, one.version) or 0 for one in versions), default=0)
         if newest > step and not (directory / f"{self._run}.{newest}").exists():

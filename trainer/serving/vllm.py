@@ -18,12 +18,13 @@ import aiohttp
 
 from penstock.gateway.client.child_process import STOP_S, ChildProcess, spawn
 from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.client.connection import NotFound
 from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.resource import Audience, Need, ResourceView
 from penstock.gateway.model.rollout import FINAL
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import TrainConfig
-from penstock.trainer.serving.publisher import NOT_FOUND, PublishError, step_of, training_version
+from penstock.trainer.serving.publisher import PublishError, step_of, training_version
 
 START_S: Final = 900.0
 """Time limit for a start: a large model takes minutes to load."""
@@ -247,9 +248,7 @@ class ServerSupervisor:
             await self._client.pause_upstream(
                 self._upstream, PAUSE_S, ActionRequest(who=TRAINER, why="vLLM is started")
             )
-        except ClientError as error:
-            if error.status != NOT_FOUND:
-                raise
+        except NotFound as error:
             raise ConfigError(
                 f"inference.upstream: {error}; it is the name of an [[upstream]] of the gateway"
             ) from None
@@ -414,9 +413,7 @@ class Replicas:
         newest."""
         try:
             view = await self._client.resource(self._model)
-        except ClientError as error:
-            if error.status != NOT_FOUND:
-                raise
+        except NotFound:
             return
         needed = {one.version for one in await self._client.needed_versions(self._model)}
         given, places = training_version(view), _places(view)

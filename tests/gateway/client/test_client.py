@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -20,10 +21,12 @@ from fakes.web_site import everywhere, site
 from hypothesis import given
 from hypothesis import strategies as st
 
+import penstock
 from penstock.gateway.api import pagination
 from penstock.gateway.client import client as client_module
-from penstock.gateway.client import connection
+from penstock.gateway.client import connection, environment
 from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.client.connection import NotAllowed, NotFound, Refused, Unreachable
 from penstock.gateway.client.exchanges import RECORDS, CallBytes, Unpacker, pack
 from penstock.gateway.model.answers import Change
 from penstock.gateway.model.span import SpanStatus
@@ -112,16 +115,16 @@ async def test_the_key_is_sent() -> None:
         async with Client(served.url + "/", "k e y") as client:
             assert (await client.rollout("r1")).id == "r1"
         async with Client(served.url, "wrong") as client:
-            with pytest.raises(ClientError, match="this is not the gateway's admin key") as raised:
+            with pytest.raises(NotAllowed, match="this is not the gateway's admin key") as raised:
                 await client.rollout("r1")
             assert raised.value.status == 401
 
 
 async def test_refusals_come_in_the_words_of_the_gateway(client: Client) -> None:
-    with pytest.raises(ClientError, match="there is no rollout 'none'; `penstock rollouts` lists them") as raised:
+    with pytest.raises(NotFound, match="there is no rollout 'none'; `penstock rollouts` lists them") as raised:
         await client.rollout("none")
-    assert raised.value.status == 404
-    with pytest.raises(ClientError, match="did you mean 'status'"):
+    assert (raised.value.status, raised.value.temporary) == (404, False)
+    with pytest.raises(Refused, match="did you mean 'status'"):
         await anext(aiter(client.recent_spans("statsu:ok")))
     with pytest.raises(ClientError, match="rollout: 'a b' is not an id"):
         await client.make_token("a b")
@@ -131,9 +134,9 @@ async def test_refusals_come_in_the_words_of_the_gateway(client: Client) -> None
 
 async def test_an_unreachable_gateway_is_one_line(unused_port: int) -> None:
     async with Client(f"http://127.0.0.1:{unused_port}") as client:
-        with pytest.raises(ClientError, match="nothing answers there; is `penstock serve` running\\?") as raised:
+        with pytest.raises(Unreachable, match="nothing answers there; is `penstock serve` running\\?") as raised:
             await client.stats()
-        assert raised.value.status is None
+        assert (raised.value.status, raised.value.temporary) == (None, True)
 
 
 @pytest.mark.parametrize(("status", "body"), [(200, '{"some": "thing"}'), (200, "hello"), (502, "<html>bad gateway")])
@@ -142,8 +145,35 @@ async def test_another_server_is_told_apart(status: int, body: str) -> None:
         return web.Response(status=status, text=body)
 
     async with site(everywhere(other)) as url, Client(url) as client:
-        with pytest.raises(ClientError, match=r"did not answer as a Penstock gateway|answered 502 Bad Gateway"):
+        with pytest.raises(ClientError, match=r"did not answer as a Penstock|answered 502 Bad Gateway") as raised:
             await client.rollout("r1")
+        assert isinstance(raised.value, Unreachable) == (status == 502)
+
+
+async def test_address_and_key_are_those_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("PENSTOCK_GATEWAY", "PENSTOCK_ADMIN_KEY", "PENSTOCK_READ_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    assert penstock.Client().url == "http://127.0.0.1:4747"
+    (tmp_path / "penstock.toml").write_text("port = 5151\n")
+    assert penstock.Client().url == "http://127.0.0.1:5151"
+    (tmp_path / "penstock.toml").write_text("port = 'x'\n")
+    with pytest.raises(ClientError, match="port: 'x' is not a whole number"):
+        penstock.Client()
+    async with serving(tape_of(1, 1), admin_key="k") as served:
+        monkeypatch.setenv("PENSTOCK_GATEWAY", served.url)
+        monkeypatch.setenv("PENSTOCK_READ_KEY", "wrong")
+        monkeypatch.setenv("PENSTOCK_ADMIN_KEY", "k")
+        async with penstock.Client() as client, penstock.Client(key="") as without:
+            assert (await client.rollout("r1")).id == "r1"
+            with pytest.raises(penstock.NotAllowed):
+                await without.rollout("r1")
+    token = environment.CURRENT_GATEWAY.set(("http://127.0.0.1:1", None))
+    assert (penstock.Client().url, penstock.Client("http://127.0.0.1:2").url) == (
+        "http://127.0.0.1:1",
+        "http://127.0.0.1:2",
+    )
+    environment.CURRENT_GATEWAY.reset(token)
 
 
 def test_a_url_must_be_one() -> None:

@@ -24,6 +24,7 @@ from penstock.console.views.table import Column, Listing, clean, figure, joined,
 from penstock.gateway.client.client import Client
 from penstock.gateway.client.connection import map_concurrently
 from penstock.gateway.client.console import note
+from penstock.gateway.client.environment import CURRENT_GATEWAY
 from penstock.gateway.model.resource import Resource
 from penstock.gateway.model.rollout import Reward, RolloutSummary
 from penstock.gateway.model.span import SpanStatus
@@ -63,6 +64,7 @@ async def _advise(
     judge = reward_judge(config.rollouts.run)
     train = splits_of(config).train
     probing = config.model_copy(update={"run": config.run.model_copy(update={"name": f"{config.run.name}.advise"})})
+    _ = CURRENT_GATEWAY.set((gateway, key))
     async with Client(gateway, key) as client:
         # A run waits for a gateway that restarts; advice fails at once without a gateway.
         await client.whoami()

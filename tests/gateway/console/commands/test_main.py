@@ -102,6 +102,21 @@ async def test_show_prints_the_tree(shell: Shell) -> None:
 
 
 @pytest.mark.slow
+async def test_show_writes_a_page(shell: Shell) -> None:
+    done, one = await asyncio.gather(
+        shell.run("show", "r1", "--html", "r1.html", "--compare", "r2", "--calls", "2"),
+        shell.run("show", "r1/a2", "--html", "a2.html"),
+    )
+    assert (done.code, done.out, done.err, one.code) == (0, b"", "r1.html: 2 spans\n", 0)
+    assert "What is 2+2?" not in (shell.folder / "a2.html").read_text()
+    page = (shell.folder / "r1.html").read_text()
+    assert "<h1>r1</h1>" in page
+    assert "<h2>Against r2</h2>" in page
+    assert "What is 2+2?" in page
+    assert "2 of 3 spans are shown" in page
+
+
+@pytest.mark.slow
 async def test_show_json_is_the_whole_span(shell: Shell) -> None:
     one, whole = await asyncio.gather(
         shell.run("show", "r1/a1#1", "--json"), shell.run("show", "r1", "--json", "--calls", "2")
@@ -179,6 +194,9 @@ ERRORS: list[tuple[tuple[str, ...], int, str]] = [
     (("show", "r1#1"), 2, "rollout 'r1' has 2 attempts (a1, a2): say which, as r1/ATTEMPT#1"),
     (("show", "r1/a1#0"), 2, "is not RID, RID/ATTEMPT or RID/ATTEMPT#SEQUENCE"),
     (("show", "r1", "--raw", "request"), 2, "--raw shows one call: say which, such as r1/ATTEMPT#1"),
+    (("show", "r1", "--compare", "r2"), 2, "--compare goes with --html; in a terminal: penstock tui --plain compare"),
+    (("show", "r1/a1#1", "--html", "x"), 2, "--html writes a page of a rollout or an attempt: leave out --json, --raw"),
+    (("show", "r1", "--html", "no/such/page"), 1, "no/such/page: No such file or directory"),
     (("token", "r1", "--expires", "soon"), 2, "'soon' is not a time"),
     (("token", "a b"), 1, "rollout: 'a b' is not an id: up to 128 letters"),
     (("rollouts", "--limt", "3"), 2, "unknown option '--limt'"),

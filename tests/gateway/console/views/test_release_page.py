@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import pytest
+from fakes.shown import Outline
 from fakes.trials import Trial, steady
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -34,23 +34,6 @@ def ramped() -> Trial:
 
 def page_of(trial: Trial) -> str:
     return release_page(trial.view, trial.history, trial.now + AFTER)
-
-
-class Outline(HTMLParser):
-    """Tags with their attributes' names, and the text between them."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, list[str]]] = []
-        self.said: list[str] = []
-        self.feed(html)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, [name for name, _ in attrs]))
-
-    def handle_data(self, data: str) -> None:
-        self.said.append(data)
 
 
 # --- series ---
