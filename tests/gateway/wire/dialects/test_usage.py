@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from examples.demo.model import DemoAnswer
 from penstock.console.views import rollouts
 from penstock.gateway.client.tables import row
-from penstock.gateway.model.rollout import Totals, add_totals
+from penstock.gateway.model.rollout import Totals, sum_totals
 from penstock.gateway.model.span import Estimate, Span, Usage
 from penstock.gateway.tape.store import codec
 from penstock.gateway.tape.store.records import USAGE
@@ -376,10 +376,10 @@ def test_streams_of_responses_are_not_counted_twice() -> None:
 def test_unknown_is_no_number_in_sums() -> None:
     one, other = Totals(calls=1, uncounted=1), Totals(calls=1, input_tokens=9, output_tokens=2)
     assert (one.input_tokens, one.output_tokens, other.input_tokens) == (None, None, 9)
-    both = add_totals(one, other)
+    both = sum_totals((one, other))
     assert (both.calls, both.input_tokens, both.output_tokens, both.uncounted) == (2, 9, 2, 1)
     assert [rollouts.sums(one), rollouts.sums(other), rollouts.sums(both)] == ["? → ?", "9 → 2", "≥9 → ≥2"]
-    assert add_totals(Totals(), Totals()) == Totals()
+    assert sum_totals((Totals(), Totals())) == Totals()
 
 
 def test_unknown_is_null_in_tables() -> None:
