@@ -34,6 +34,8 @@ from penstock.gateway.model.foreign_text import terminal_safe
 EXPECTED_TYPES: Final[dict[type | None, str]] = {int: "a whole number", float: "a number"}
 """What a value should be, by the type that it becomes."""
 FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+INSTEAD: Final = frozenset(("--demo", "--play", "--context"))
+"""Options of `penstock tui` that name what is asked in place of the gateway of ./penstock.toml."""
 HELP_OPTIONS: Final = frozenset(("-h", "--help", "--version"))
 HELP = "A transparent gateway that records every model call of unmodified agents on a durable tape."
 REST = "`penstock --help` lists all commands, `penstock COMMAND --help` the options of one."
@@ -80,8 +82,10 @@ def _part(name: str, group: CommandGroup, section: Section | None, order: int) -
 
 
 def _follow_file(command: App, words: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Take the gateway of ./penstock.toml where neither the command line nor the environment names one. Agents, which
-    the sidecar and the trainer give the address to, open no socket."""
+    """Take the gateway of ./penstock.toml where neither the command line nor the environment names one, and something
+    else does not stand for it. Agents, which the sidecar and the trainer give the address to, open no socket."""
+    if any(argument.name in INSTEAD and argument.tokens for argument in arguments):
+        return
     for argument in arguments:
         if argument.name == "--gateway" and not argument.tokens and os.path.exists(CONFIG_FILE):
             from penstock.gateway.model.toml import ConfigError

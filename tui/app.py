@@ -16,25 +16,29 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import IO, Any, Final, cast
 
 from rich.traceback import Traceback
 from textual.app import App, SuspendNotSupported
+from textual.command import CommandPalette, DiscoveryHit, Hits, Provider
+from textual.command import Hit as CommandHit
 from textual.driver import Driver
 from textual.drivers.linux_driver import LinuxDriver
 
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.client.console import CONFIG_FILE, LOCAL, CommandError
+from penstock.gateway.model import times
 from penstock.gateway.model.answers import Digest, FilterField
 from penstock.gateway.model.base import ActionRequest
-from penstock.tui.keys import KeyBinding, KeyMap
+from penstock.tui.keys import VIEW_KEYS, KeyBinding, KeyMap, name
 from penstock.tui.loader import GatewayLink, RefreshKind, ViewLoader, is_remote
-from penstock.tui.main_screen import MainScreen
+from penstock.tui.main_screen import RANGES, MainScreen
 from penstock.tui.screens import registry
-from penstock.tui.settings import GatewayContext
-from penstock.tui.view import DigestHistory, ScreenView, ViewAction
+from penstock.tui.settings import GatewayContext, SavedView, SavedViews
+from penstock.tui.view import DigestHistory, ScreenView, ViewAction, column_word, with_columns
 from penstock.tui.widgets import Confirm, Help
 
 # Textual's driver of a terminal, changed so that the program ends when the window is closed.
@@ -91,6 +95,8 @@ AGAIN_S: Final = 1.0
 PARENT_S: Final = 1.0
 """Interval at which a page's process checks that its server is alive; s."""
 FIRST_THEME: Final = "textual-dark"
+LEAVES: Final = frozenset({"palette", "quit"})
+"""Keys that the palette does not list, because they end it."""
 
 
 def connect_client(context: GatewayContext) -> Client:
@@ -116,6 +122,41 @@ class AppOptions:
     now_ns: Callable[[], int] = time.time_ns
     note: Callable[[], str] = str
     """A note for the line on top, such as that a recording is played; empty for none."""
+    saved: SavedViews = field(default_factory=SavedViews.of_person)
+
+
+class PenstockCommands(Provider):
+    """The lines of the palette: screens, saved views, and the keys of the shown screen."""
+
+    def _lines(self) -> Iterator[tuple[str, str, Callable[[], None]]]:
+        """(what is looked for, its help, what it does)."""
+        app = cast("PenstockApp", self.app)
+        for screen, named in registry.SCREENS.items():
+            if not named.wants or named.wants.startswith("["):
+                key = f"{VIEW_KEYS[screen]}  " if screen in VIEW_KEYS else ""
+                yield f"{key}{named.view.title}", named.help, partial(app.go, [screen])
+        for saved in app.saved_views():
+            yield f"Saved view: {saved}", "recall it", partial(app.show_saved, saved)
+        view = app.main.shown.view.name
+        for row in app.keys.for_view(view):
+            shown = row.group not in ("move", "change") or (row.group == "change" and app.may_not_change() is None)
+            if shown and not row.id.startswith("go.") and row.id not in LEAVES:
+                # Once the palette has gone, because the key may open something else.
+                yield (
+                    f"{row.does[:1].upper()}{row.does[1:]}",
+                    f"key {name(row.keys[0])}",
+                    partial(app.press, row.keys[0]),
+                )
+
+    async def discover(self) -> Hits:
+        for title, help, run in self._lines():
+            yield DiscoveryHit(title, run, help=help)
+
+    async def search(self, query: str) -> Hits:
+        matcher = self.matcher(query)
+        for title, help, run in self._lines():
+            if (score := matcher.match(f"{title} {help}")) > 0:
+                yield CommandHit(score, matcher.highlight(title), run, help=help)
 
 
 class PenstockApp(App[None], inherit_bindings=False):
@@ -132,6 +173,7 @@ class PenstockApp(App[None], inherit_bindings=False):
         self.fields: Sequence[FilterField] = ()
         self.role: str | None = None
         self.client: Client | None = None
+        self.address = ""
         self.traffic = DigestHistory(lambda: self.now_ns() / 1e9)
         self.loader: ViewLoader
         self._changing = asyncio.Lock()
@@ -165,6 +207,8 @@ class PenstockApp(App[None], inherit_bindings=False):
         """Begin a new session with the context of this name."""
         self.context, self.role, self.fields = name, None, ()
         self.link = GatewayLink(since_ns=self.now_ns())
+        gateway = self.options.contexts[name].gateway.rstrip("/")
+        self.address = "" if gateway.startswith("unix:") else gateway
         self.run_worker(self._session(self.options.contexts[name]), group="session", exclusive=True)
 
     async def _session(self, context: GatewayContext) -> None:
@@ -174,8 +218,9 @@ class PenstockApp(App[None], inherit_bindings=False):
             self.loader = ViewLoader(client, self.link, far, self._told)
             stack = self.main.stack
             view = stack[-1].view if stack else registry.make_view(self.options.view)
-            # The view may hold data of another gateway.
+            # The views may hold data of another gateway.
             view.forget()
+            self.main.kept.clear()
             self.main.open(view, over=False)
             self.main.before = None
             self.main.marked.clear()
@@ -202,9 +247,8 @@ class PenstockApp(App[None], inherit_bindings=False):
 
     def _begin_anew(self) -> None:
         """Forget all data: it is not of the tape that the gateway has now."""
-        for shown in filter(None, (*self.main.stack, self.main.before)):
-            shown.view.forget()
-            shown.data = shown.details = shown.details_of = None
+        for shown in filter(None, (*self.main.stack, *self.main.kept.values(), self.main.before)):
+            shown.forget()
         self.main.draw_soon()
         self.loader.reload()
 
@@ -221,9 +265,10 @@ class PenstockApp(App[None], inherit_bindings=False):
     def _changed(self, digest: Digest) -> None:
         self.link.record_answer(time.time_ns())
         self.traffic.add(digest)
-        # Every view on the stack is notified, so that none is out of date when one goes back to it.
-        due = [shown.view.observe(digest) for shown in self.main.stack]
-        if due and due[-1]:
+        # Every view that is kept is notified, so that none is out of date when one goes back to it.
+        views = {id(one.view): one.view for one in (*self.main.kept.values(), *self.main.stack)}
+        due = {place: view.observe(digest) for place, view in views.items()}
+        if self.main.stack and due[id(self.main.shown.view)]:
             self.loader.reload()
         self.loader.set_visible(self.main.rows.in_sight())
 
@@ -233,16 +278,28 @@ class PenstockApp(App[None], inherit_bindings=False):
     # Going to other views ---------------------------------------------------------------------------------------------
 
     def go(self, words: Sequence[str]) -> None:
-        """Go to a screen, a context or a theme, or quit."""
-        name, *rest = words
+        """Carry out a command of `:`, such as to go to a screen, a context or a theme, or to quit."""
+        command, *rest = words
         try:
-            match name, rest:
+            match command, rest:
                 case (("quit" | "q" | "exit"), []):
                     self.quit()
                 case "ctx", [context]:
                     self._switch(context)
                 case "theme", [theme]:
                     self._set_theme(theme)
+                case "since", [since]:
+                    self._limit(since)
+                case "columns", names:
+                    self._choose_columns(names)
+                case "view", [_, *_]:
+                    self.show_saved(" ".join(rest))
+                case "views", []:
+                    self.main.open(registry.SavedViewsView(self.options.saved))
+                case _, [] if command in self.main.kept and [one.view.name for one in self.main.stack] != [command]:
+                    # As one left it: its rows, its filter, and the chosen row.
+                    self.main.before = self.main.shown
+                    self.main.go([self.main.kept[command]])
                 case _ if [one.view.name for one in self.main.stack] == list(words) and not self.main.shown.view.terms:
                     self.main.say(f"{self.main.shown.view.title} is shown already; r asks again.")
                 case _:
@@ -257,7 +314,12 @@ class PenstockApp(App[None], inherit_bindings=False):
         found: dict[str, Sequence[str]] = {
             name: ids if name in ("rollout", "compare") else () for name in registry.SCREENS
         }
-        return {**found, "ctx": list(self.options.contexts), "theme": sorted(self.available_themes), "quit": ()}
+        table = None if shown.data is None else shown.view.table(shown.data, self.now_ns())
+        return {
+            **found, "since": [*RANGES[1:], "all"], "columns": [*map(column_word, table.columns)] if table else [],
+            "views": (), "view": list(self.saved_views()), "ctx": list(self.options.contexts),
+            "theme": sorted(self.available_themes), "quit": (),
+        }  # fmt: skip
 
     def _switch(self, context: str) -> None:
         if context not in self.options.contexts:
@@ -274,6 +336,88 @@ class PenstockApp(App[None], inherit_bindings=False):
         self.theme = theme
         self.main.say(f"Theme {theme}.")
 
+    def press(self, key: str) -> None:
+        """Do what a key does, as soon as the screen is back."""
+        self.call_later(self.main.handler.press, key)
+
+    def open_palette(self) -> None:
+        """Show textual's palette of commands with ours."""
+        self.push_screen(CommandPalette(providers=[PenstockCommands], placeholder="Search for a screen or a command …"))
+
+    # Ranges of time, columns and saved views --------------------------------------------------------------------------
+
+    def _limit(self, since: str) -> None:
+        if since != "all":
+            times.seconds("since", since)
+        self.main.limit("" if since == "all" else since)
+
+    def _choose_columns(self, names: Sequence[str]) -> None:
+        """Show these columns alone; all without names."""
+        shown = self.main.shown
+        table = None if shown.data is None else shown.view.table(shown.data, self.now_ns())
+        if table is None:
+            raise ValueError("this screen has no columns to choose from")
+        with_columns(table, names)
+        shown.columns = tuple(names)
+        self.main.draw()
+        self.main.say(f"{len(names)} columns; V saves them as a view." if names else "All columns.")
+
+    def saved_views(self) -> dict[str, SavedView]:
+        """The saved views by name; none, and a message, when they cannot be read."""
+        try:
+            return self.options.saved.load()
+        except ValueError as e:
+            self.main.say(str(e))
+            return {}
+
+    def save_view(self, name: str) -> None:
+        """Keep the shown view under a name."""
+        shown, view = self.main.shown, self.main.shown.view
+        try:
+            registry.make_view(view.words)
+            saved = SavedView(
+                words=[*view.words], columns=[*shown.columns], sort=shown.sort, reverse=shown.reverse, since=view.since
+            )
+            self.options.saved.save(name, saved)
+        except ValueError as e:
+            self.main.say(f"It was not saved: {e}")
+            return
+        number = list(self.saved_views()).index(name) + 1
+        self.main.say(f"Saved as {name}; v lists saved views" + (f", F{number} recalls it." if number < 10 else "."))
+
+    def recall(self, number: int) -> None:
+        """Show the saved view of this number."""
+        names = list(self.saved_views())
+        if number <= len(names):
+            self.show_saved(names[number - 1])
+        else:
+            self.main.say(f"There is no saved view {number}: V saves the screen that is shown, v lists them.")
+
+    def show_saved(self, name: str) -> None:
+        """Show the saved view of this name."""
+        found = self.saved_views()
+        if name not in found:
+            self.main.say(f"There is no saved view {name!r}; there are {', '.join(found) or 'none: V saves one'}.")
+            return
+        try:
+            self.main.open(registry.saved_view(found[name]), over=False)
+        except ValueError as e:
+            self.main.say(f"The saved view {name} cannot be shown: {e}")
+
+    def delete_view(self) -> None:
+        """Delete the chosen saved view."""
+        name = self.main.shown.chosen
+        if name is None:
+            self.main.say("There is no saved view to delete.")
+            return
+        try:
+            self.options.saved.save(name, None)
+        except ValueError as e:
+            self.main.say(str(e))
+            return
+        self.main.say(f"Deleted the saved view {name}.")
+        self.loader.reload()
+
     def next_theme(self) -> None:
         """Switch to the next theme by name."""
         names = sorted(self.available_themes)
@@ -285,6 +429,7 @@ class PenstockApp(App[None], inherit_bindings=False):
         async def ask() -> None:
             try:
                 if self.client is not None:
+                    view.since = self.main.since if view.ranged else ""
                     await view.load(self.client)
             except ClientError as e:
                 self.main.say(str(e))
@@ -406,9 +551,9 @@ class PenstockApp(App[None], inherit_bindings=False):
         if said:
             self.main.say(said)
 
-    def _as_text(self, draw: Callable[[int], Any]) -> bytes:
+    def _as_text(self, draw: Callable[[int, int | None], Any]) -> bytes:
         with self.console.capture() as captured:
-            self.console.print(draw(self.size.width), width=self.size.width)
+            self.console.print(draw(self.size.width, None), width=self.size.width)
         return captured.get().encode(errors="replace")
 
 

@@ -26,7 +26,7 @@ Screen = Annotated[str, Parameter(help="A screen and what it wants: rollouts sta
 Flag = Annotated[bool, Parameter(negative="")]
 WIDTH = 80
 """Columns of `--plain` without a terminal."""
-FIRST = ("rollouts",)
+FIRST = ("overview",)
 """The first screen."""
 DEMO = "demo"
 """Name of the demo recording on the line on top."""

@@ -60,9 +60,12 @@ KEYS: Final = (
     KeyBinding("refresh", ("r",), "ask again now", "see"),
     KeyBinding("sort", ("s",), "sort by the next column", "see"),
     KeyBinding("reverse", ("S",), "sort the other way round", "see"),
+    KeyBinding("range", ("w",), "the next range of time: 15 min, 1 h, 24 h, 7 d, all", "see"),
     KeyBinding("theme", ("t",), "the next theme", "see"),
     KeyBinding("filter", ("slash",), "filter; an empty one shows all", "find"),
     KeyBinding("command", ("colon",), "go anywhere by name", "find"),
+    KeyBinding("palette", ("ctrl+p",), "look for a screen, a key or a saved view by its words", "find"),
+    KeyBinding("search", ("ctrl+f",), "find a text in what all calls say", "find"),
     KeyBinding("help", ("question_mark",), "these keys", "find"),
     KeyBinding("mark", ("space", "m"), "mark the row", "find"),
     KeyBinding(
@@ -77,6 +80,10 @@ KEYS: Final = (
     KeyBinding("pager", ("o",), "open the pane in $PAGER", "take"),
     KeyBinding("editor", ("O",), "open the pane in $EDITOR", "take"),
     *(KeyBinding(f"go.{name}", (key,), name, "go") for name, key in VIEW_KEYS.items()),
+    KeyBinding("views", ("v",), "the saved views", "go"),
+    KeyBinding("save", ("V",), "save this screen's filter, columns, order and range under a name", "go"),
+    KeyBinding("recall", tuple(f"f{number}" for number in range(1, 10)), "the saved view of this number", "go"),
+    KeyBinding("delete_view", ("X",), "delete the saved view", "go", _on("views")),
     KeyBinding("suspend", ("ctrl+z",), "to the shell; fg comes back", "go"),
     KeyBinding("quit", ("q", "ctrl+c"), "quit", "go"),
     KeyBinding("rollout.cancel", ("C",), "stop the rollout", "change", _on("rollouts", "rollout")),
@@ -103,8 +110,12 @@ SHOWN: Final = {
     "up": "↑", "down": "↓", "left": "←", "right": "→", "tab": "Tab", "shift+tab": "⇧Tab", "backspace": "⌫",
     "space": "Space",
 }  # fmt: skip
-HINTS: Final = ("open", "back", "filter", "command", "compare", "sort", "mark", "copy_command", "help", "quit")
-"""Keys on the bottom line, after those that change something: as many as there is room for, the last two always."""
+HINTS: Final = (
+    "open", "back", "filter", "range", "delete_view", "palette", "compare", "search", "sort", "mark", "command",
+    "copy_command", "help", "quit",
+)  # fmt: skip
+"""Keys on the bottom line, after those that change something: those that do something at the moment, as many as there
+is room for, the last two always."""
 
 
 class KeyMap:
@@ -129,6 +140,12 @@ class KeyMap:
         return next((row for row in self._rows if key in row.keys), None)
 
 
+def key_names(row: KeyBinding) -> list[str]:
+    """The names of a row's keys for people; of many the first and the last."""
+    names = [name(key) for key in row.keys]
+    return names if len(names) <= 4 else [f"{names[0]} … {names[-1]}"]
+
+
 def name(key: str) -> str:
     """The name of a key for people."""
-    return SHOWN.get(key, key.replace("ctrl+", "^"))
+    return SHOWN.get(key, key.upper() if key[1:].isdigit() else key.replace("ctrl+", "^"))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
 from yarl import URL
@@ -105,9 +105,10 @@ class ViewState:
     details_of: str | None = None
     """Id of the row that `closer` is of."""
     details_error: str | None = None
-    deeper: dict[str, Any] = field(default_factory=dict[str, Any])
     tab: int = 0
     """Index of the pane that is shown."""
+    columns: Sequence[str] = ()
+    """Names of the columns that are shown, in their order; empty for all."""
     sort: str = ""
     reverse: bool = False
     search: str = ""
@@ -117,6 +118,11 @@ class ViewState:
     focus: Literal["rows", "panes"] = "rows"
     zoomed: bool = False
     """True while the pane has the whole screen."""
+
+    def forget(self) -> None:
+        """Drop the data: it is of another gateway, of an older tape, or of another range of time."""
+        self.view.forget()
+        self.data = self.error = self.details = self.details_of = self.details_error = None
 
 
 class ViewLoader:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from rich.console import Group, RenderableType
 from rich.text import Text
 from textual import events
 from textual.app import ComposeResult
@@ -19,7 +18,7 @@ from textual.widgets import Static
 
 from penstock.console.views.table import clean
 from penstock.gateway.model.answers import FilterField
-from penstock.tui.keys import HINTS, KeyBinding, KeyMap, name
+from penstock.tui.keys import HINTS, VIEW_KEYS, KeyBinding, KeyMap, name
 from penstock.tui.loader import GatewayLink, RefreshKind, ViewLoader, ViewState
 from penstock.tui.view import (
     DigestHistory,
@@ -30,20 +29,40 @@ from penstock.tui.view import (
     find_failed_row,
     next_sort,
     selection_index,
+    with_columns,
 )
-from penstock.tui.widgets import Prompt, Rows, Sheet, complete_command, complete_filter, format_completions
+from penstock.tui.widgets import (
+    Prompt,
+    Rows,
+    ScreenBar,
+    Sheet,
+    complete_command,
+    complete_filter,
+    format_completions,
+    hints,
+    range_words,
+    stacked,
+    tabs,
+)
 
 DRAW_S: Final = 0.1
 """Least time between two drawings, except after keys; s."""
 MESSAGE_S: Final = 8.0
 """The time for which a message stays; s."""
 TALL: Final = 32
-"""The fewest lines of a terminal with which rows and panes are shown below each other."""
+"""The fewest lines of a terminal with which rows and panes are shown below each other, whatever the number of rows."""
+CHROME, LEAST_PANE = 7, 10
+"""The lines around rows and panes, and the fewest of a pane that a short list leaves room for."""
+NARROW: Final = 60
+"""The fewest columns of a terminal with which the name of the program is shown."""
+FLAT: Final = 14
+"""The fewest lines of a terminal with which the screens are listed on a line."""
+RANGES: Final = ("", "15m", "1h", "24h", "7d")
+"""The ranges of time that a key leads through; the first is all."""
 DEEPEST: Final = 20
 """The most screens that Escape leads back through."""
 FAR_ROWS = 10**9
 """More rows than any table has."""
-HINT_WORDS: Final = {"copy_command": "copy", "filter": "filter", "command": "go to", "help": "keys"}
 
 
 class Program(Protocol):
@@ -58,9 +77,15 @@ class Program(Protocol):
     keys: KeyMap
     context: str
     """Name of the gateway that is shown."""
+    address: str
+    """Its address for agents; empty if it is unknown."""
     fields: Sequence[FilterField]
     """The gateway's filter language, for completion."""
     now_ns: Callable[[], int]
+
+    def may_not_change(self) -> str | None:
+        """The reason why nothing can be changed; None when changes are allowed."""
+        ...
 
     def status_notes(self) -> list[str]:
         """Notes for the line on top, such as `read-only`."""
@@ -88,6 +113,22 @@ class Program(Protocol):
 
     def next_theme(self) -> None:
         """Switch to the next theme by name."""
+        ...
+
+    def open_palette(self) -> None:
+        """Show the palette of commands."""
+        ...
+
+    def save_view(self, name: str) -> None:
+        """Keep the shown view under a name."""
+        ...
+
+    def delete_view(self) -> None:
+        """Delete the chosen saved view."""
+        ...
+
+    def recall(self, number: int) -> None:
+        """Show the saved view of this number."""
         ...
 
     def copy(self, text: str) -> None:
@@ -133,6 +174,10 @@ class MainScreen(Screen[None], inherit_bindings=False):
         self.stack: list[ViewState] = []
         self.marked: dict[str, list[str]] = {}
         self.before: ViewState | None = None
+        self.kept: dict[str, ViewState] = {}
+        """The last state of each screen that was at the bottom of the stack: one finds it again as one left it."""
+        self.since = ""
+        """The range of time of all screens that have one; empty for all."""
         self.table: TableModel | None = None
         self.ids: Sequence[str] = ()
         self.at: int | None = None
@@ -142,10 +187,11 @@ class MainScreen(Screen[None], inherit_bindings=False):
         self._due = False
         self.rows, self.sheet, self.prompt = Rows(), Sheet(), Prompt()
         self._top, self._head, self._tabs, self._keys = (Static(id=id) for id in ("top", "head", "tabs", "keys"))
+        self._screens = ScreenBar()
         self.handler = KeyHandler(self)
 
     def compose(self) -> ComposeResult:
-        yield from (self._top, self._head, self.rows, self._tabs, self.sheet, self.prompt, self._keys)
+        yield from (self._top, self._screens, self._head, self.rows, self._tabs, self.sheet, self.prompt, self._keys)
 
     def on_mount(self) -> None:
         """Draw every second, because ages change."""
@@ -163,13 +209,27 @@ class MainScreen(Screen[None], inherit_bindings=False):
         if self.stack:
             self.before = self.shown
         kept = self.stack[-DEEPEST:] if over else []
-        self.go([*kept, ViewState(view)])
+        state = ViewState(view)
+        if (told := view.arrangement) is not None:
+            state.columns, state.sort, state.reverse, self.since = told
+        self.go([*kept, state])
 
     def go(self, stack: list[ViewState]) -> None:
         self.stack, self.at, self.panes = stack, None, ()
-        self.shown.view.pane, self.shown.view.traffic = "", self.penstock.traffic
-        self.penstock.loader.show(self.shown)
+        shown = self.shown
+        self.kept[stack[0].view.name] = stack[0]
+        shown.view.pane, shown.view.traffic, shown.view.address = "", self.penstock.traffic, self.penstock.address
+        if shown.view.ranged and shown.view.since != self.since:
+            shown.view.since = self.since
+            shown.forget()
+        self.penstock.loader.show(shown)
         self.draw()
+
+    def limit(self, since: str) -> None:
+        """Limit what is shown to a range of time, such as 24h; empty for all."""
+        self.since = since
+        self.go(self.stack)
+        self.say(f"Shown is {range_words(since)}." if self.shown.view.ranged else "This screen has no range of time.")
 
     def handle_refresh(self, what: RefreshKind) -> None:
         """Called when new data has come."""
@@ -191,10 +251,18 @@ class MainScreen(Screen[None], inherit_bindings=False):
             return
         shown, now = self.shown, self.penstock.now_ns()
         self.table = None if shown.data is None else shown.view.table(shown.data, now)
+        if self.table is not None and shown.columns:
+            try:
+                self.table = with_columns(self.table, shown.columns)
+            except ValueError as e:  # of a view that another version saved
+                shown.columns = ()
+                self.say(f"All columns are shown: {e}")
         self.ids = () if self.table is None else arrange_rows(self.table, shown.sort, shown.reverse, shown.search)
         self._arrange(has_table=self.table is not None)
         self._draw_rows(shown)
         self._draw_top(shown, now)
+        self._screens.display = self.size.height >= FLAT
+        self._screens.show(VIEW_KEYS, self.stack[0].view.name, self.size.width)
         self._draw_head(shown, now)
         self.draw_panes()
         self.draw_keys()
@@ -202,7 +270,8 @@ class MainScreen(Screen[None], inherit_bindings=False):
     def _arrange(self, has_table: bool) -> None:
         """Show rows, panes or both, as the room allows."""
         focus = self.shown.focus if has_table else "panes"
-        split = has_table and self.size.height >= TALL and not self.shown.zoomed
+        needed = len(self.ids) + CHROME + LEAST_PANE
+        split = has_table and not self.shown.zoomed and (self.size.height >= TALL or self.size.height >= needed)
         # A short list leaves its room to the panes.
         self.rows.styles.height = min(len(self.ids) + 2, self.size.height * 3 // 5) if split else "1fr"
         self.rows.display = has_table and (split or focus == "rows")
@@ -224,10 +293,11 @@ class MainScreen(Screen[None], inherit_bindings=False):
 
     def _draw_top(self, shown: ViewState, now: int) -> None:
         trail = " › ".join(" ".join(filter(None, (one.view.title, one.view.place()))) for one in self.stack[-3:])
-        left = Text.assemble(
-            (" Penstock ", "bold reverse"), " ", clean(self.penstock.context), "  ", (clean(trail), "bold")
-        )
+        badge = (" Penstock ", "bold reverse") if self.size.width >= NARROW else ("", "")
+        left = Text.assemble(badge, " ", clean(self.penstock.context), "  ", (clean(trail), "bold"))
         states = [self.penstock.link.words(now), *self.penstock.status_notes()]
+        if self.since and shown.view.ranged:
+            states.insert(0, range_words(self.since))
         if self.penstock.loader.paused:
             states.append("paused: p goes on")
         if self.table is not None and not shown.following:
@@ -249,6 +319,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
             head = Text.assemble(head, f"  searched for {clean(shown.search)}: {len(self.ids):,} rows")
         if shown.sort or shown.reverse:
             head = Text.assemble(head, f"  sorted by {shown.sort or 'time'}{', reversed' if shown.reverse else ''}")
+        self._head.display = bool(head.plain)
         self._head.update(head)
 
     def draw_panes(self) -> None:
@@ -261,11 +332,11 @@ class MainScreen(Screen[None], inherit_bindings=False):
         )  # fmt: skip
         if not self.panes:
             self._tabs.update("")
-            self.sheet.show(None, lambda width: empty)
+            self.sheet.show(None, lambda width, height: empty)
         elif shown.view.stacked:
             self._tabs.display = False
             panes = self.panes
-            self.sheet.show(shown.view.name, lambda width: stacked(panes, width), shown.details)
+            self.sheet.show(shown.view.name, lambda width, height: stacked(panes, width, height), shown.details)
         else:
             shown.tab = min(shown.tab, len(self.panes) - 1)
             one = self.panes[shown.tab]
@@ -298,8 +369,27 @@ class MainScreen(Screen[None], inherit_bindings=False):
             self._keys.update(Text(self._message, style="bold"))
             return
         keys = {key.id: key for key in self.penstock.keys.for_view(self.shown.view.name)}
-        own = [key for key in keys.values() if key.group == "change"]
-        self._keys.update(hints([*own, *(keys[id] for id in HINTS if id in keys)], self.size.width))
+        own = [key for key in keys.values() if key.group == "change" and self.penstock.may_not_change() is None]
+        self._keys.update(
+            hints([*own, *(keys[id] for id in HINTS if id in keys and self._useful(id))], self.size.width)
+        )
+
+    def _useful(self, id: str) -> bool:
+        """False if a key of the bottom line does nothing on this screen at the moment."""
+        shown, table = self.shown, self.table
+        match id:
+            case "open" | "mark":
+                return bool(self.ids)
+            case "filter":
+                return table is not None
+            case "sort":
+                return table is not None and bool(table.order)
+            case "back":
+                return len(self.stack) > 1 or shown.focus == "panes" or bool(shown.search or shown.view.terms)
+            case "range":
+                return shown.view.ranged
+            case _:
+                return True
 
     def say(self, text: str) -> None:
         """Show a message on the bottom line, for a moment."""
@@ -335,6 +425,9 @@ class MainScreen(Screen[None], inherit_bindings=False):
     def on_prompt_submitted(self, event: Prompt.Submitted) -> None:
         self.handler.submit(event)
 
+    def on_screen_bar_chosen(self, event: ScreenBar.Chosen) -> None:
+        self.penstock.go([event.screen])
+
     # The mouse --------------------------------------------------------------------------------------------------------
 
     def on_rows_clicked(self, event: Rows.Clicked) -> None:
@@ -360,38 +453,6 @@ class MainScreen(Screen[None], inherit_bindings=False):
         return self.panes[self.shown.tab] if self.panes else None
 
 
-def hints(keys: Sequence[KeyBinding], width: int) -> Text:
-    """The keys that there is room for, each with a word; the last two (help and quit) always. `width`: columns."""
-    pieces = [Text.assemble((name(key.keys[0]), "bold"), f" {_word(key)}") for key in keys]
-    first, last = pieces[:-2], pieces[-2:]
-    room = width - 1 - sum(piece.cell_len + 2 for piece in last)
-    kept: list[Text] = []
-    for piece in first:
-        if sum(one.cell_len + 2 for one in kept) + piece.cell_len + 2 <= room:
-            kept.append(piece)
-    return Text(" ").append_text(Text("  ").join([*kept, *last]))
-
-
-def _word(key: KeyBinding) -> str:
-    return key.id.partition(".")[2] or HINT_WORDS.get(key.id, key.id)
-
-
-def tabs(titles: Sequence[str], at: int) -> Text:
-    """The titles of the panes; that of the pane in sight is in brackets."""
-    line = Text(" ")
-    for place, title in enumerate(titles):
-        line.append(f"[{title}]" if place == at else f" {title} ", "bold" if place == at else "").append(" ")
-    return line
-
-
-def stacked(panes: Sequence[Pane], width: int) -> RenderableType:
-    pieces: list[RenderableType] = []
-    for one in panes:
-        title = [Text(one.title, style="bold underline")] if one.title else []
-        pieces += [*title, one.draw(width), Text()]
-    return Group(*pieces)
-
-
 class KeyHandler:
     """Carries out keys for the main screen."""
 
@@ -411,6 +472,8 @@ class KeyHandler:
             self.main.penstock.change(found)
         elif found.id.startswith("go."):
             self.main.penstock.go([found.id.removeprefix("go.")])
+        elif found.id == "recall":
+            self.main.penstock.recall(found.keys.index(key) + 1)
         else:
             self._does[found.id]()
 
@@ -426,7 +489,9 @@ class KeyHandler:
             "follow": self._follow, "pause": self._pause, "refresh": self._refresh,
             "sort": self._sort, "reverse": self._reverse, "theme": app.next_theme,
             "filter": self._filter, "command": self._command, "help": self._help,
-            "mark": self._mark, "compare": app.compare,
+            "mark": self._mark, "compare": app.compare, "range": self._range, "palette": app.open_palette,
+            "search": lambda: self.main.prompt.open("search", "", lambda text: ()), "save": self._save,
+            "views": lambda: app.go(["views"]), "delete_view": app.delete_view,
             "copy_command": self._copy_command, "copy_id": self._copy_id,
             "pager": lambda: app.open_outside("PAGER"), "editor": lambda: app.open_outside("EDITOR"),
             "suspend": app.action_suspend_process, "quit": app.quit,
@@ -563,6 +628,13 @@ class KeyHandler:
         self.main.shown.reverse = not self.main.shown.reverse
         self.main.draw()
 
+    def _range(self) -> None:
+        at = RANGES.index(self.main.since) if self.main.since in RANGES else 0
+        self.main.limit(RANGES[(at + 1) % len(RANGES)])
+
+    def _save(self) -> None:
+        self.main.prompt.open("save", "", lambda text: ())
+
     def _mark(self) -> None:
         shown = self.main.shown
         if shown.chosen is None:
@@ -583,8 +655,9 @@ class KeyHandler:
             self.main.penstock.copy(self.main.shown.chosen)
 
     def _help(self) -> None:
-        view = self.main.shown.view
-        self.main.penstock.show_help(f"{view.title}: {view.help}", self.main.penstock.keys.for_view(view.name))
+        view, app = self.main.shown.view, self.main.penstock
+        keys = [key for key in app.keys.for_view(view.name) if key.group != "change" or app.may_not_change() is None]
+        app.show_help(f"{view.title}: {view.help}", keys)
 
     # The line to type in ----------------------------------------------------------------------------------------------
 
@@ -609,6 +682,14 @@ class KeyHandler:
             self.main.prompt.close()
             if event.text:
                 self.main.penstock.go(event.text.split())
+        elif event.purpose == "search":
+            self.main.prompt.close()
+            if event.text:
+                self.main.penstock.go(["search", event.text])
+        elif event.purpose == "save":
+            self.main.prompt.close()
+            if event.text:
+                self.main.penstock.save_view(event.text)
         elif (view := shown.view.filtered(event.text)) is not None:
             self.main.penstock.try_filter(view)
         else:

@@ -5,9 +5,11 @@ other line is an answer, with its question and the nanoseconds since the beginni
 refusal, or an event of the feed. So a screen that is played asks the same questions and draws the same panes, at the
 times at which they were recorded.
 
-A played question gets the last answer that was recorded until then, or the first one after it. Rows requested by their
-ids are found in any answer that has them. A question that was never recorded gets a refusal (404). Nothing can be
-changed in a recording. A recording holds all data that was shown, so its readers can see that; it has no keys.
+A played question gets the last answer that was recorded until then, or the first one after it. Rollouts requested by
+their ids, and a list without a filter or of a range of time alone, are made of all answers that have rollouts, so that
+a screen that is opened again has the rows that have come meanwhile. A question that was never recorded gets a refusal
+(404). Nothing can be changed in a recording. A recording holds all data that was shown, so its readers can see that; it
+has no keys.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import gzip
+import hashlib
 import json
 import time
 import zlib
@@ -26,6 +29,7 @@ from typing import Any, Final, Self
 
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.client.connection import REFUSALS, NotAllowed, NotFound, Refused
+from penstock.gateway.model import times
 from penstock.gateway.model.answers import Digest, RolloutPage
 from penstock.gateway.model.rollout import RolloutSummary
 
@@ -45,6 +49,8 @@ class SessionRecorder:
     def __init__(self, path: Path, began_ns: int) -> None:
         self._path, self._began = path, began_ns
         self._broke: str | None = None
+        self._last: dict[str, bytes] = {}
+        """A digest of the last answer to each question."""
         try:
             self._file = gzip.GzipFile(path, "xb")
         except FileExistsError:
@@ -66,7 +72,11 @@ class SessionRecorder:
         return None if self._broke is None else f"--record: {self._path} ends before its end: {self._broke}"
 
     def add(self, question: str, body: bytes, now_ns: int, status: int | None = None) -> None:
-        """Add an answer, or a refusal with its status."""
+        """Add an answer, or a refusal with its status, unless the last one to the question was the same."""
+        digest = hashlib.sha256(b"%d %s" % (status or 0, body)).digest()
+        if question != FEED and self._last.get(question) == digest:
+            return
+        self._last[question] = digest
         said: dict[str, Any] = {"at_ns": now_ns - self._began, "question": question}
         try:
             said["text"] = body.decode()
@@ -247,15 +257,34 @@ class ReplayClient(Client):
         now = self._clock.since_ns()
         return next((one for one in reversed(answers) if one.at_ns <= now), answers[0])
 
+    async def rollout_page(self, filter: str, limit: int, cursor: str | None) -> RolloutPage:
+        """The rollouts that are known until now, newest first; with another filter than a range of time the recorded
+        answer."""
+        since = filter.removeprefix("since:")
+        length = times.nanoseconds(since)
+        if cursor is not None or (filter and (since == filter or length is None)):
+            return await super().rollout_page(filter, limit, cursor)
+        now = self._clock.now_ns()
+        known = [row for row in self._rows().values() if row.created_ns >= now - (length or now)]
+        if not known:  # of an empty list, or of one that nobody looked at
+            return await super().rollout_page(filter, limit, cursor)
+        known.sort(key=lambda row: row.created_ns, reverse=True)
+        return RolloutPage(rollouts=known, next=None)
+
     async def rollouts_by_id(self, ids: Sequence[str], filter: str = "") -> list[RolloutSummary]:
         """Rows from any recorded answers that have them."""
+        rows = self._rows()
+        return [rows[id] for id in ids if id in rows]
+
+    def _rows(self) -> dict[str, RolloutSummary]:
+        """The rollouts of all lists, as they were last seen until now."""
         pages = [name for name in self._recording.answers if name.startswith("GET /api/rollouts ")]
         rows: dict[str, RolloutSummary] = {}
         for answer in sorted((self._at(self._recording.answers[name]) for name in pages), key=lambda one: one.at_ns):
             if answer.status is None:
                 page = RolloutPage.model_validate_json(answer.body, extra="ignore")
                 rows |= {row.id: row for row in page.rollouts}
-        return [rows[id] for id in ids if id in rows]
+        return rows
 
     async def digests(
         self, since: int | None = None, every_s: float = 1.0, lost: Callable[[ClientError], None] | None = None

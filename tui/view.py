@@ -17,14 +17,15 @@ from __future__ import annotations
 import shlex
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
 from pydantic import BaseModel
 from rich.console import RenderableType
 from rich.text import Text
 
-from penstock.console.views.noun import FeedNoun, NounRows, NounView
+from penstock.console.views.noun import POSITIONAL, FeedNoun, NounRows, NounView
 from penstock.console.views.registry import NOUNS, noun_view
 from penstock.console.views.table import Column, Listing, joined, plain
 from penstock.gateway.client.connection import ClientError
@@ -52,15 +53,15 @@ class Pane:
     """One titled piece of a screen."""
 
     title: str
-    draw: Callable[[int], RenderableType]
-    """Draws the pane for a number of columns."""
+    draw: Callable[[int, int | None], RenderableType]
+    """Draws the pane for a number of columns and of lines; None for as many lines as it likes. Charts fill them."""
     whole: Callable[[], bytes] | None = None
     """All of its content for $PAGER, if the pane shows only a part."""
 
 
 def pane(title: str, shown: RenderableType) -> Pane:
     """A pane that looks the same at any width."""
-    return Pane(title, lambda _: shown)
+    return Pane(title, lambda width, height: shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,17 @@ class ViewAction(Generic[D]):
     """True when a reason must be given."""
 
 
+class Arrangement(NamedTuple):
+    """The way in which a person looks at a screen, which a saved view keeps."""
+
+    columns: Sequence[str] = ()
+    """Names of the columns that are shown, in their order; empty for all."""
+    sort: str = ""
+    reverse: bool = False
+    since: str = ""
+    """The range of time, such as 24h; empty for all."""
+
+
 class ScreenView(Generic[D, E]):
     """A screen. Subclasses define its questions and drawings."""
 
@@ -111,10 +123,12 @@ class ScreenView(Generic[D, E]):
     """A sentence about what it shows."""
     concerns: ClassVar[frozenset[FeedNoun]] = frozenset()
     """The nouns after whose changes it looks again."""
-    every_s: ClassVar[float] = 10.0
+    every_s: float = 10.0
     """Interval of looks without a change; s."""
     stacked: ClassVar[bool] = False
     """True: panes are shown below each other. False: one at a time, as tabs."""
+    ranged: bool = False
+    """True if it can be limited to a range of time."""
     actions: ClassVar[Sequence[ViewAction[Any]]] = ()
 
     async def load(self, client: Client) -> D:
@@ -153,6 +167,15 @@ class ScreenView(Generic[D, E]):
     data of other panes.
     """
 
+    since: str = ""
+    """The range of time that it shows, such as 24h; empty for all. Set before `load`, if it is `ranged`."""
+
+    address: str = ""
+    """The address of the gateway for agents, such as http://127.0.0.1:4747; empty if it is unknown."""
+
+    arrangement: Arrangement | None = None
+    """What a saved view says of it; None for the usual one."""
+
     traffic: DigestHistory | None = None
     """The recent digests of the feed; None when it is not followed."""
 
@@ -189,6 +212,27 @@ class ScreenView(Generic[D, E]):
         """Its filter; empty without one."""
         return ""
 
+    @property
+    def words(self) -> Sequence[str]:
+        """The words behind `:` that lead to it."""
+        return [self.name, *([self.terms] if self.terms else [])]
+
+
+def limited_to(since: str, terms: str) -> str:
+    """A filter of the gateway's language with a range of time."""
+    return " ".join(filter(None, (f"since:{since}" if since else "", terms)))
+
+
+def begin_text(address: str) -> str:
+    """The lines that let an agent call through a gateway."""
+    if not address:
+        return "Give an agent the gateway's address as its base URL (OpenAI's SDKs: with /v1 behind it)."
+    return (
+        "Start an agent with one of these lines before its command, or export it:\n\n"
+        f"  OPENAI_BASE_URL={address}/v1\n  ANTHROPIC_BASE_URL={address}\n\n"
+        "Its calls appear here as they are made."
+    )
+
 
 # -- the screen of a noun of `console.views.registry` ----
 
@@ -204,13 +248,20 @@ class NounScreen(ScreenView[NounRows[R], E], Generic[R, E]):
         cls.stacked = noun.whole is not None
         cls.title = vars(cls).get("title", noun.name.capitalize())
         cls.help = vars(cls).get("help", NOUNS[noun.name].help)
+        cls.ranged = "filter" in noun.selection.model_fields
 
-    def __init__(self, terms: str = "") -> None:
-        self._terms = terms
-        self.selection = self.noun.selection(**({"filter": terms} if terms else {}))
+    def __init__(self, terms: str = "", of: Sequence[str] = ()) -> None:
+        """`terms`: a filter. `of`: the words that say of what it is a list."""
+        self._terms, self._of = terms, of
+        self.selection = self.noun.selection(
+            **({"filter": terms} if terms else {}), **dict(zip(positional_words(self.noun), of, strict=True))
+        )
 
     async def load(self, client: Client) -> NounRows[R]:
-        return await self.noun.fetch(client, self.selection)
+        asked = self.selection
+        if self.since:
+            asked = asked.model_copy(update={"filter": limited_to(self.since, self._terms)})
+        return await self.noun.fetch(client, asked)
 
     def head(self, data: NounRows[R], now_ns: int) -> Text:
         if self.noun.whole is not None:
@@ -244,7 +295,20 @@ class NounScreen(ScreenView[NounRows[R], E], Generic[R, E]):
         entry = NOUNS[self.name]
         if id is not None and entry.shows:
             return f"penstock {entry.shows} {id}"
-        return f"penstock {entry.command}" + (f" {shlex.quote(self._terms)}" if self._terms else "")
+        terms = limited_to(self.since, self._terms)
+        return shlex.join(["penstock", *entry.command.split(), *self._of, *([terms] if terms else [])])
+
+    def opens(self, data: NounRows[R], id: str) -> ScreenView[Any, Any] | None:
+        """The list that the command of one row prints, if it prints one."""
+        inner = next((name for name, entry in NOUNS.items() if entry.command == NOUNS[self.name].shows), None)
+        return None if inner is None else noun_screen(inner)(of=[id])
+
+    def place(self) -> str:
+        return " ".join(self._of)
+
+    @property
+    def words(self) -> Sequence[str]:
+        return [self.name, *self._of, *([self._terms] if self._terms else [])]
 
     def filtered(self, terms: str) -> ScreenView[Any, Any] | None:
         return type(self)(terms) if "filter" in self.noun.selection.model_fields else None
@@ -254,6 +318,13 @@ class NounScreen(ScreenView[NounRows[R], E], Generic[R, E]):
         return self._terms
 
 
+def positional_words(noun: NounView[Any, Any]) -> list[str]:
+    """The fields of a noun's selection that must be given as words."""
+    fields = noun.selection.model_fields.items()
+    return [name for name, field in fields if POSITIONAL in field.metadata and field.is_required()]
+
+
+@cache
 def noun_screen(name: str) -> type[NounScreen[Any, Any]]:
     """The screen of a noun that needs nothing of its own."""
     return type(f"{name.capitalize()}Screen", (NounScreen,), {"noun": noun_view(name)})
@@ -290,6 +361,27 @@ def row_text(table: TableModel, id: str) -> str:
     if table.words is not None:
         return table.words(id)
     return " ".join([id, *(cell.plain if isinstance(cell, Text) else cell for cell in table.cells(id))])
+
+
+def with_columns(table: TableModel, names: Sequence[str]) -> TableModel:
+    """A table with these columns alone, in this order. Raises `ValueError` for an unknown one."""
+    known = {column_word(column): place for place, column in enumerate(table.columns)}
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"there is no column {unknown[0]!r}; there are {', '.join(known)}")
+    places = [known[name] for name in names]
+
+    def cells(id: str) -> Cells:
+        whole = table.cells(id)
+        return [whole[place] for place in places]
+
+    # What was asked for by name is narrowed at most.
+    columns = [replace(table.columns[place], goes=None, optional=False) for place in places]
+    return replace(table, columns=columns, cells=cells)
+
+
+def column_word(column: Column) -> str:
+    """The name of a column as one word."""
+    return column.name.replace(" ", "_")
 
 
 def next_sort(table: TableModel, sort: str) -> str:
@@ -339,6 +431,7 @@ async def render_plain(
     view: ScreenView[Any, Any], client: Client, now_ns: int, width: int, id: str | None = None
 ) -> list[RenderableType]:
     """The pieces of a screen, with the panes of the row `id` or of its first row. Raises `ClientError`."""
+    view.address = "" if client.url.startswith("unix:") else client.url
     data = await view.load(client)
     table = view.table(data, now_ns)
     if table is not None:
@@ -354,7 +447,7 @@ async def render_plain(
     closer = None if id is None else await view.load_details(client, data, id)
     for one in view.panes(data, id, closer, now_ns):
         head = [Text(), _titled(one, None if table is None else id)] if one.title else []
-        found += [*head, one.draw(width)]
+        found += [*head, one.draw(width, None)]
     return found
 
 

@@ -69,9 +69,13 @@ class TuiServer(Server):
             return await self._guard(request, handler)
 
         made = await self._make_app()
+        made.router.add_get("/focus.js", self._focus_script)
         made.middlewares.append(guard)
         made.on_response_prepare.append(self._add_headers)
         return made
+
+    async def _focus_script(self, request: web.Request) -> web.FileResponse:
+        return web.FileResponse(self.templates_path / "focus.js")
 
     async def on_startup(self, app: web.Application) -> None:
         """Print nothing: the caller prints the link."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from time import monotonic
 from typing import ClassVar, Final, Literal
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.segment import Segment
 from rich.style import Style
 from rich.table import Table as Grid
@@ -36,8 +36,8 @@ from textual.widgets import Input, Static
 from penstock.console.views.table import GAP, Column, TableLayout, abbreviate, lay_out, plain
 from penstock.gateway.model.answers import FilterField
 from penstock.gateway.model.base import ActionRequest
-from penstock.tui.keys import TITLES, KeyBinding, name
-from penstock.tui.view import TableModel
+from penstock.tui.keys import TITLES, KeyBinding, key_names, name
+from penstock.tui.view import Pane, TableModel
 
 CHOSEN, MARKED, BOTH, NEITHER = "▶ ", "● ", "▶●", "  "
 """Signs of the gutter for the selected and for marked rows, so that colour is not needed."""
@@ -56,7 +56,7 @@ class Rows(ScrollView, can_focus=False):
     DEFAULT_CSS = """
     Rows { height: 1fr; overflow-x: hidden; scrollbar-size-vertical: 1; }
     Rows .rows--heading { color: $text-muted; text-style: underline; }
-    Rows .rows--chosen { background: $primary 35%; }
+    Rows .rows--chosen { background: $primary-muted; }
     """
 
     class Clicked(Message):
@@ -137,6 +137,9 @@ class Rows(ScrollView, can_focus=False):
 
     def render_line(self, y: int) -> Strip:
         width = self.size.width
+        if self._fit is None:
+            # After a resize a row may be drawn before the heading.
+            self._widen()
         if y == 0:
             return self._heading().adjust_cell_length(width, self.rich_style)
         place = int(self.scroll_y) + y - 1
@@ -145,7 +148,8 @@ class Rows(ScrollView, can_focus=False):
         id = self._ids[place]
         line = self._lines.get(id)
         if line is None:
-            line = self._line(id, place == self._at).adjust_cell_length(width, self.rich_style)
+            chosen = place == self._at
+            line = self._line(id, chosen).adjust_cell_length(width, self._row_style(chosen))
             self._lines[id] = line
         return line
 
@@ -155,10 +159,12 @@ class Rows(ScrollView, can_focus=False):
         names = [Text(c.name + ("↓" if c.name == self._sorted else "")) for c in self._columns]
         return self._strip(NEITHER, names, style, "")
 
-    def _line(self, id: str, chosen: bool) -> Strip:
+    def _row_style(self, chosen: bool) -> Style:
         style = self.rich_style
-        if chosen:
-            style += self.get_component_rich_style("rows--chosen", partial=True)
+        return style + self.get_component_rich_style("rows--chosen", partial=True) if chosen else style
+
+    def _line(self, id: str, chosen: bool) -> Strip:
+        style = self._row_style(chosen)
         marked = id in self._marked
         gutter = (BOTH if marked else CHOSEN) if chosen else MARKED if marked else NEITHER
         return self._strip(gutter, self._cells_of(id), style, id)
@@ -203,6 +209,10 @@ class Rows(ScrollView, can_focus=False):
         top = int(self.scroll_y)
         seen = [self._cells_of(id) for id in self._ids[top : top + self.page]]
         widest = [max(w, *(row[p].cell_len for row in seen)) if seen else w for p, w in enumerate(self._widest)]
+        # The heading has an arrow, too.
+        widest = [
+            max(w, len(c.name) + 1) if c.name == self._sorted else w for w, c in zip(widest, self._columns, strict=True)
+        ]
         scrollbar = int(len(self._ids) > self.page)
         if self._fit is None or widest != self._widest or scrollbar != self._scrollbar:
             self._widest, self._scrollbar = widest, scrollbar
@@ -252,13 +262,13 @@ class Sheet(ScrollView, can_focus=False):
 
     def __init__(self) -> None:
         super().__init__()
-        self._draw: Callable[[int], RenderableType] | None = None
+        self._draw: Callable[[int, int | None], RenderableType] | None = None
         self._name: object = None
         self._strips: list[Strip] = []
         self._about: object = None
         self._rests_until = 0.0
 
-    def show(self, name: object, draw: Callable[[int], RenderableType] | None, about: object = None) -> None:
+    def show(self, name: object, draw: Callable[[int, int | None], RenderableType], about: object = None) -> None:
         """Show another text; one of the same name keeps its scroll position. A text of the same name and the same
         `about` is not drawn again for a while if its drawing took long, because keys would wait for it.
         """
@@ -282,7 +292,8 @@ class Sheet(ScrollView, can_focus=False):
         lines: list[list[Segment]] = []
         if self._draw is not None:
             options = console_of(self).options.update(width=width, height=None, highlight=False)
-            lines = console_of(self).render_lines(self._draw(width), options, pad=False)
+            drawn = self._draw(width, max(1, self.size.height))
+            lines = console_of(self).render_lines(drawn, options, pad=False)
         self._strips = [Strip(line) for line in lines[:MOST_LINES]]
         self.virtual_size = Size(width, len(self._strips))
         self.refresh()
@@ -307,14 +318,108 @@ def console_of(widget: Widget) -> Console:
     return widget.app.console  # pyright: ignore[reportUnknownMemberType]
 
 
+# -- lines of text around the rows and panes ----
+
+
+HINT_WORDS: Final = {
+    "copy_command": "copy", "command": "go to", "help": "keys", "palette": "palette", "range": "time",
+    "delete_view": "delete",
+}  # fmt: skip
+LENGTHS: Final = {"m": "min", "h": "h", "d": "days"}
+
+
+def hints(keys: Sequence[KeyBinding], width: int) -> Text:
+    """The keys that there is room for, each with a word; the last two (help and quit) always. `width`: columns."""
+    pieces = [Text.assemble((name(key.keys[0]), "bold"), f" {_word(key)}") for key in keys]
+    first, last = pieces[:-2], pieces[-2:]
+    room = width - 1 - sum(piece.cell_len + 2 for piece in last)
+    kept: list[Text] = []
+    for piece in first:
+        if sum(one.cell_len + 2 for one in kept) + piece.cell_len + 2 <= room:
+            kept.append(piece)
+    return Text(" ").append_text(Text("  ").join([*kept, *last]))
+
+
+def _word(key: KeyBinding) -> str:
+    return key.id.partition(".")[2] or HINT_WORDS.get(key.id, key.id)
+
+
+def tabs(titles: Sequence[str], at: int) -> Text:
+    """The titles of the panes; that of the pane in sight is in brackets."""
+    line = Text(" ")
+    for place, title in enumerate(titles):
+        line.append(f"[{title}]" if place == at else f" {title} ", "bold" if place == at else "").append(" ")
+    return line
+
+
+def stacked(panes: Sequence[Pane], width: int, height: int | None) -> RenderableType:
+    """Panes below each other. One alone has all the lines there are."""
+    if len(panes) == 1 and not panes[0].title:
+        return panes[0].draw(width, height)
+    pieces: list[RenderableType] = []
+    for one in panes:
+        title = [Text(one.title, style="bold underline")] if one.title else []
+        pieces += [*title, one.draw(width, None), Text()]
+    return Group(*pieces)
+
+
+def range_words(since: str) -> str:
+    """A range of time in words."""
+    return f"the last {since[:-1]} {LENGTHS.get(since[-1], since[-1])}" if since else "all of the tape"
+
+
+# -- the line of screens ----
+
+
+class ScreenBar(Static):
+    """The screens that have a key, on one line; a click goes to one. Where they do not all fit, the last are shown by
+    their keys alone."""
+
+    DEFAULT_CSS = """
+    ScreenBar { height: 1; color: $text-muted; }
+    """
+
+    class Chosen(Message):
+        """Sent when the name of a screen was clicked."""
+
+        def __init__(self, screen: str) -> None:
+            super().__init__()
+            self.screen = screen
+
+    def __init__(self) -> None:
+        super().__init__(id="screens")
+        self._ends: list[tuple[int, str]] = []
+
+    def show(self, keys: Mapping[str, str], shown: str, width: int) -> None:
+        """`keys`: the key of each screen; `shown`: the screen one is on; `width`: columns."""
+        room = width - 2 - sum(len(key) + 1 for key in keys.values())
+        named = set[str]()
+        for screen in sorted(keys, key=lambda screen: screen != shown):
+            if len(screen) + 1 <= room:
+                named.add(screen)
+                room -= len(screen) + 1
+        line, self._ends = Text(" "), []
+        for screen, key in keys.items():
+            style = "reverse" if screen == shown else ""
+            line.append(key, f"bold {style}").append(f" {screen}" if screen in named else "", style).append(" ")
+            self._ends.append((line.cell_len, screen))
+        self.update(line)
+
+    def on_click(self, event: events.Click) -> None:
+        """Report a click on a screen."""
+        screen = next((screen for end, screen in self._ends if event.x < end), None)
+        if screen is not None:
+            self.post_message(self.Chosen(screen))
+
+
 # -- the line to type in ----
 #
 # Filters are completed by the gateway's own list of fields (`GET /api/filters`): a name, then an operator, then a value
 # if the values are listed. A command is the name of a screen and its arguments.
 
 
-Purpose = Literal["filter", "command"]
-SIGNS: dict[Purpose, str] = {"filter": "/", "command": ":"}
+Purpose = Literal["filter", "command", "search", "save"]
+SIGNS: dict[Purpose, str] = {"filter": "/", "command": ":", "search": "Find text:", "save": "Save as:"}
 Complete = Callable[[str], Sequence[str]]
 """Returns the completions of a text: whole texts, the likeliest first."""
 
@@ -344,7 +449,7 @@ class Prompt(Horizontal):
     DEFAULT_CSS = """
     Prompt { height: 1; display: none; background: $surface; }
     Prompt.open { display: block; }
-    Prompt Static { width: 2; color: $accent; }
+    Prompt Static { width: auto; padding: 0 1 0 0; color: $accent; }
     Prompt Input { width: 1fr; border: none; padding: 0; height: 1; background: $surface; }
     """
 
@@ -544,5 +649,5 @@ def key_table(about: str, keys: Sequence[KeyBinding]) -> Grid:
             made.add_row("", "")
             made.add_row("", Text(title, style="bold"))
         for row in rows:
-            made.add_row(Text(" ".join(map(name, row.keys))), Text(row.does))
+            made.add_row(Text(" ".join(key_names(row))), Text(row.does))
     return made

@@ -92,8 +92,3 @@ def noun_view(name: str) -> NounView[Any, Any]:
     """The view of the noun of this name."""
     module, _, attribute = NOUNS[name].view.partition(":")
     return getattr(import_module(f"penstock.console.views.{module}"), attribute)
-
-
-def listable(name: str) -> bool:
-    """True if a noun can be listed without a word that says of what."""
-    return not any(field.is_required() for field in noun_view(name).selection.model_fields.values())

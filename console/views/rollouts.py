@@ -197,7 +197,8 @@ SUMS = (
 )  # fmt: skip
 USED = (
     Column("tool", narrows="cut", least=12), Column("server", 2), figure("calls"), figure("errors", 6),
-    figure("cancelled", 1), figure("median", 3), figure("p95", 4), figure("in failed rollouts"), figure("in others"),
+    figure("cancelled", 1), figure("median", 3), figure("p95", 4), figure("in failed rollouts", 8),
+    figure("in others", 7),
 )  # fmt: skip
 TOOLS = (
     figure("#"), Column("tool", narrows="cut", least=12), Column("server", 2), Column("status", 3), figure("took", 4),
@@ -359,7 +360,7 @@ def _sums(t: Totals) -> Iterator[str]:
 
 def change(entry: Change) -> Text:
     """A line of the change feed."""
-    line = Text(f"{entry.cursor:>6} ", style="dim")
+    line = Text().append(f"{entry.cursor:>6} ", "dim")
     if entry.span is not None:
         s = entry.span
         return line.append_text(joined(f"{clean(s.rollout)}/{clean(s.attempt)}", span_line(s)))
@@ -529,12 +530,13 @@ def _finding(finding: SearchRow, now_ns: int) -> Iterator[Text]:
     line = Text(f"{span.rollout}/{span.attempt}#{span.sequence}", style="bold", no_wrap=True, overflow="ellipsis")
     yield line.append(f"  {ago(span.start_ns, now_ns)}  {clean(' '.join(about))}", style="not bold dim")
     for hit in finding.hits:
-        yield _passage(hit)
+        yield passage(hit)
     if finding.more:
         yield Text(f"  {finding.more:,} more in this call", style="dim")
 
 
-def _passage(hit: Hit) -> Text:
+def passage(hit: Hit) -> Text:
+    """A passage on one line: who says it, and the text within what stands around it."""
     line = Text("  ", no_wrap=True, overflow="ellipsis")
     who = " ".join(filter(None, (hit.role, _KINDS.get(hit.part, hit.part))))
     line.append(f"{' '.join(clean(who).split())}: ", style="dim")

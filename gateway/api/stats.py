@@ -319,6 +319,8 @@ class BreakdownQuery(Noun):
     """Only calls of which all these terms hold, such as `since:7d agent:planner`."""
     limit: int = Field(default=1000, ge=1, le=5000)
     """How many rows at most."""
+    spans: int = Field(default=SCANNED, ge=1, le=SCANNED)
+    """How many of the newest spans are looked at where there is no index."""
 
 
 async def get_breakdown(request: web.Request) -> web.Response:
@@ -332,7 +334,7 @@ async def get_breakdown(request: web.Request) -> web.Response:
         if (found := await control.heavy.run(index.sum, question)) is not None:
             rows = [BreakdownRow.model_validate(row) for row in found.rows]
             return answer(_priced(control.prices, by=asked.by, rows=rows, more=found.values - len(rows), complete=True))
-    most = SCAN_BODIES if query.needs_bodies or asked.by == "tool" else SCANNED
+    most = min(SCAN_BODIES if query.needs_bodies or asked.by == "tool" else SCANNED, asked.spans)
     return answer(
         await control.heavy.run(scan_breakdown, control.tape, asked.by, query, most, asked.limit, control.prices)
     )
@@ -421,7 +423,7 @@ def _values(
     return ("unknown" if by == "model" else "",) if value is None else (str(value),)
 
 
-_TIMES: Final[Mapping[str, str]] = {"hour": "%Y-%m-%d %H:00", "day": "%Y-%m-%d"}
+_TIMES: Final[Mapping[str, str]] = {"minute": "%Y-%m-%d %H:%M", "hour": "%Y-%m-%d %H:00", "day": "%Y-%m-%d"}
 
 
 class UnreadQuery(Noun):

@@ -221,9 +221,10 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
         index."""
         return await self.get("/api/stats", Stats, {"spans": spans})
 
-    async def breakdown(self, by: BreakdownDimension, filter: str = "") -> Breakdown:
-        """Figures of the calls that match the filter, grouped by a property such as the model."""
-        return await self.get("/api/breakdown", Breakdown, {"by": by, "filter": filter})
+    async def breakdown(self, by: BreakdownDimension, filter: str = "", spans: int | None = None) -> Breakdown:
+        """Figures of the calls that match the filter, grouped by a property such as the model. `spans`: how many of the
+        newest are looked at without an index; as many as the gateway likes if None."""
+        return await self.get("/api/breakdown", Breakdown, {"by": by, "filter": filter, "spans": spans})
 
     async def unread(self, filter: str = "") -> UnreadList:
         """The parts of answers that could not be read, with counts, the most frequent first."""

@@ -48,8 +48,8 @@ FindingCode = Literal[
 
 
 BreakdownDimension = Literal[
-    "model", "agent", "tool", "upstream", "dialect", "status", "error", "finish", "version", "arm", "hour", "day",
-    "mode", "group", "origin",
+    "model", "agent", "tool", "upstream", "dialect", "status", "error", "finish", "version", "arm", "minute",
+    "hour", "day", "mode", "group", "origin",
 ]  # fmt: skip
 """The values by which figures of calls are grouped."""
 

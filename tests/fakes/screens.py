@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from fakes.process import PATIENCE
 from textual.pilot import Pilot
 
 from penstock.tui.app import AppOptions, PenstockApp
-from penstock.tui.settings import GatewayContext, host
+from penstock.tui.settings import GatewayContext, SavedViews, host
 
 SMALL, LARGE = (80, 24), (160, 48)
 
@@ -29,7 +31,10 @@ def screen_text(app: PenstockApp) -> str:
 
 def options(url: str, *view: str, read_only: bool = False) -> AppOptions:
     """Of an app that shows a gateway."""
-    return AppOptions({host(url): GatewayContext(gateway=url)}, host(url), view or ("rollouts",), read_only=read_only)
+    return AppOptions(
+        {host(url): GatewayContext(gateway=url)}, host(url), view or ("rollouts",), read_only=read_only,
+        saved=SavedViews(Path(os.devnull) / "views.json"),
+    )  # fmt: skip
 
 
 @asynccontextmanager

@@ -21,6 +21,7 @@ from textual.pilot import Pilot
 from penstock.console.main import app
 from penstock.console.views.pages import drawing, run_charts
 from penstock.console.views.runs import result
+from penstock.gateway.model.answers import RolloutPage
 from penstock.tui.app import AppOptions, PenstockApp
 from penstock.tui.screens.registry import STANDING, make_view
 from penstock.tui.screens.runs import POINTS
@@ -132,11 +133,26 @@ async def test_the_pictures_of_runs_are_their_plot() -> None:
     check_text(ROOT / "docs" / "run-plot.svg", drawing(run_charts(shown), f"grpo-1: {said}"))
 
 
+async def test_a_list_that_is_opened_again_has_the_rows_that_have_come_meanwhile() -> None:
+    clock = ReplayClock(recording(), at_end=True)
+    async with ReplayClient(recording(), clock) as client:
+        first = [row.id for row in (await client.rollout_page("", 60, None)).rollouts]
+        answers = recording().answers["GET /api/rollouts brief=true limit=60"]
+        early = {row.id for row in RolloutPage.model_validate_json(answers[0].body, extra="ignore").rollouts}
+        assert first[0] not in early, "it came while it was recorded"
+        assert (await client.rollout_page("since:7d", 60, None)).rollouts[0].id == first[0]
+        lately = [row.id for row in (await client.rollout_page("since:20s", 60, None)).rollouts]
+        assert lately == first[: len(lately)]
+        assert 0 < len(lately) < len(first) / 2
+
+
 @pytest.mark.slow
 def test_the_demo_prints_every_screen_eighty_columns_wide_without_a_gateway(tmp_path: Path) -> None:
     alone = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "LANG": "C.UTF-8"}
+    # A file that does not say where its gateway is, because none is asked.
+    (tmp_path / "penstock.toml").write_text("port = 0\n")
     command = [sys.executable, "-m", "penstock", "tui", "--demo", "--plain"]
-    done = subprocess.run(command, capture_output=True, text=True, env=alone, cwd=ROOT, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, env=alone, cwd=tmp_path, check=True)
     assert done.stderr == ""
     assert max(map(cell_len, done.stdout.splitlines())) <= 80
     assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("== ") and "(penstock" in line] == [

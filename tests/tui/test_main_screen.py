@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes.process import Gateway
@@ -12,11 +14,13 @@ from fakes.tui_world import World
 from textual.pilot import Pilot
 
 from penstock.gateway.client.client import Client
+from penstock.gateway.model.answers import Digest
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.tui.app import PenstockApp
 from penstock.tui.keys import HINTS, KeyMap
-from penstock.tui.main_screen import hints
-from penstock.tui.settings import GatewayContext, host
+from penstock.tui.screens.registry import make_view
+from penstock.tui.settings import GatewayContext, SavedView, SavedViews, host
+from penstock.tui.widgets import hints
 
 
 def chosen(text: str) -> str:
@@ -201,6 +205,12 @@ async def test_who_may_only_read_is_told_so(world: World) -> None:
         await pilot.press("P")
         await until(pilot, lambda text: "Nothing is changed: it was started with --read-only." in text)
         assert (await client.queue()).state == "open"
+        await pilot.press("r")
+        assert "P pause" not in text.splitlines()[-1]
+        await pilot.press("question_mark")
+        assert "Change (asks first)" not in await until(pilot, lambda text: "one row up" in text)
+    async with running(options(world.url, "workers")) as pilot:
+        await until(pilot, lambda text: "P pause" in text.splitlines()[-1])
 
 
 @pytest.mark.parametrize("size", [(40, 10), SMALL, LARGE, (300, 80)])
@@ -221,3 +231,149 @@ async def test_a_gateway_that_is_not_there_is_said_and_waited_for(world: World) 
 async def test_why_nothing_is_shown_is_said_in_full_in_few_columns() -> None:
     async with running(options("http://127.0.0.1:9")) as pilot:
         await until(pilot, lambda text: "is `penstock serve` running?" in " ".join(text.split()))
+
+
+async def test_a_fresh_gateway_says_how_an_agent_calls_it(gateway: Gateway) -> None:
+    lines = f"OPENAI_BASE_URL={gateway.url}/v1", f"ANTHROPIC_BASE_URL={gateway.url}"
+    for view in ("overview", "rollouts"):
+        async with running(options(gateway.url, view)) as pilot:
+            await until(pilot, lambda text: all(line in text for line in lines))
+
+
+async def test_the_line_of_screens_names_them_and_is_clicked(world: World) -> None:
+    async with running(options(world.url)) as pilot:
+        line = (await shown(pilot)).splitlines()[1]
+        assert line.split()[:4] == ["0", "overview", "1", "rollouts"]
+        assert line.endswith("7 8 9"), "those without room keep their keys"
+        await pilot.click("#screens", offset=(line.index("workers"), 0))
+        await until(pilot, lambda text: "Workers and queue" in text)
+
+
+async def test_a_screen_is_found_again_as_it_was_left(world: World) -> None:
+    async with running(options(world.url)) as pilot:
+        await shown(pilot)
+        await pilot.press("slash", *"status:failed", "enter")
+        await until(pilot, lambda text: "found  status:failed" in text)
+        await pilot.press("j")
+        row = chosen(screen_text(app_of(pilot)))
+        data = app_of(pilot).main.shown.data
+        await pilot.press("5")
+        await until(pilot, lambda text: "Queue open" in text)
+        await pilot.press("1")
+        assert chosen(await until(pilot, lambda text: "found  status:failed" in text)) == row
+        assert app_of(pilot).main.shown.data is data
+        await pilot.press("1")
+        await until(pilot, lambda text: "on the tape" in text)
+
+
+async def test_a_range_of_time_is_the_gateways_filter(world: World) -> None:
+    async with running(options(world.url)) as pilot:
+        before = await shown(pilot)
+        await pilot.press("w")
+        text = await until(pilot, lambda text: bool(re.search(r"^\d+ found", text, re.MULTILINE)))
+        assert "the last 15 min" in text.splitlines()[0]
+        assert app_of(pilot).main.shown.view.command(None) == "penstock rollouts since:15m"
+        await pilot.press("0")
+        await until(pilot, lambda text: "the last 15 min" in text.splitlines()[0] and "Health" in text)
+        await pilot.press("1", "colon", *"since 1ms", "enter")
+        await until(pilot, lambda text: "No rollout matches since:1ms" in " ".join(text.split()))
+        await pilot.press("colon", *"since soon", "enter")
+        await until(pilot, lambda text: "since: 'soon' is not a time" in text)
+        await pilot.press("colon", *"since all", "enter")
+        assert chosen(await until(pilot, lambda text: "on the tape" in text and "▶" in text)) == chosen(before)
+
+
+async def test_a_text_is_searched_for_and_its_place_opened(world: World) -> None:
+    async with running(options(world.url), LARGE) as pilot:
+        await shown(pilot)
+        await pilot.press("ctrl+f", *"SEEN", "enter")
+        text = await until(pilot, lambda text: "9 found" in text and "[Places]" in text)
+        call = chosen(text)
+        assert "attribute: seen" in text
+        await pilot.press("enter")
+        text = await until(pilot, lambda text: "[Content]" in text and "asking" not in text)
+        assert f"Rollout {call.partition('/')[0]}" in text.splitlines()[0]
+        assert re.search(r"^▶   #1 event note  seen", text, re.MULTILINE)
+        await pilot.press("escape", "slash", *"-kind:event", "enter")
+        await until(pilot, lambda text: "No call says it." in text)
+
+
+async def test_a_view_is_saved_listed_recalled_and_deleted(world: World, tmp_path: Path) -> None:
+    saved = SavedViews(tmp_path / "new" / "views.json")
+    async with running(replace(options(world.url, "rollouts", "status:failed"), saved=saved)) as pilot:
+        await until(pilot, lambda text: "found" in text and "▶" in text)
+        await pilot.press("colon", *"columns reward rollout", "enter")
+        await until(pilot, lambda text: "reward  rollout" in text)
+        await pilot.press("s", "colon", *"since 1h", "enter", "V", *"bad ones", "enter")
+        await until(pilot, lambda text: "F1 recalls it" in text)
+        wanted = SavedView(
+            words=["rollouts", "status:failed"], columns=["reward", "rollout"], sort="rollout", since="1h"
+        )
+        assert saved.load() == {"bad ones": wanted}
+        await pilot.press("colon", *"columns nonsense", "enter")
+        await until(pilot, lambda text: "there is no column 'nonsense'; there are rollout, group" in text)
+        await pilot.press("colon", *"since all", "enter", "5", "f1")
+        text = await until(pilot, lambda text: "reward  rollout↓" in text)
+        assert "found  status:failed  sorted by rollout" in text
+        assert "the last 1 h" in text.splitlines()[0]
+        await pilot.press("v")
+        await until(pilot, lambda text: "1 saved view" in text and "▶ bad ones" in text)
+        await pilot.press("X")
+        await until(pilot, lambda text: "No view is saved yet" in text)
+        await pilot.press("f2")
+        await until(pilot, lambda text: "There is no saved view 2" in text)
+    (tmp_path / "new" / "views.json").write_text("{")
+    with pytest.raises(ValueError, match=r"views\.json cannot be read: Invalid JSON"):
+        saved.load()
+
+
+async def test_the_palette_finds_screens_and_keys_by_their_words(world: World) -> None:
+    async with running(options(world.url)) as pilot:
+        await shown(pilot)
+        await pilot.press("ctrl+p", *"upstr")
+        await until(pilot, lambda text: "what the gateway calls" in text)
+        await pilot.press("enter")
+        await until(pilot, lambda text: "Upstreams" in text.splitlines()[0])
+        await pilot.press("ctrl+p", *"next range")
+        await until(pilot, lambda text: "key w" in text)
+        await pilot.press("enter")
+        await until(pilot, lambda text: "This screen has no range of time." in text)
+
+
+async def test_a_list_of_something_is_reached_by_its_name_and_from_the_list_above(world: World) -> None:
+    async with running(options(world.url, "webhooks")) as pilot:
+        await until(pilot, lambda text: "No webhook is configured" in " ".join(text.split()))
+        view = app_of(pilot).main.shown.view
+        opened = view.opens(None, "pager")
+        assert opened is not None
+        assert opened.command(None) == "penstock webhook deliveries pager"
+        await pilot.press("colon", *"deliveries", "enter")
+        await until(pilot, lambda text: "deliveries wants the webhook behind it" in text)
+        await pilot.press("colon", *"deliveries pager", "enter")
+        text = await until(pilot, lambda text: "pager" in text and "asking" not in text)
+        assert "Deliveries pager" in text.splitlines()[0]
+
+
+async def test_the_overview_asks_for_errors_and_figures_only_when_something_has_happened(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    read = Client.read
+
+    async def noted(client: Client, method: str, path: str, *rest: Any) -> bytes:
+        asked.append(path.removeprefix("/api/"))
+        return await read(client, method, path, *rest)
+
+    monkeypatch.setattr(Client, "read", noted)
+    async with Client(world.url) as client:
+        view = make_view(["overview"])
+        view.pane = ""
+        assert (await view.load(client)).figures is None
+        assert (asked.count("spans"), asked.count("breakdown")) == (1, 0), "all else is shown first"
+        assert (await view.load(client)).figures is not None
+        figures = asked.count("breakdown")
+        await view.load(client)
+        assert (asked.count("spans"), asked.count("breakdown")) == (1, figures)
+        view.observe(Digest(cursor=1, errors=1))
+        await view.load(client)
+        assert asked.count("spans") == 2

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from datetime import UTC, date, datetime
+from itertools import pairwise
 
 import pytest
 from fakes.goldens import text_of
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.text import Text
@@ -17,7 +19,7 @@ from textual.app import App, ComposeResult
 from penstock.console.views.pages import EvidencePoint
 from penstock.console.views.releases import EValueThreshold
 from penstock.console.views.rollout_tree import StepPair, TranscriptStep, align_steps, find_divergence
-from penstock.gateway.model.answers import Digest, ModelStats, RewardStats, SpanDetail, Stats
+from penstock.gateway.model.answers import Breakdown, BreakdownRow, Digest, RewardStats, SpanDetail, Stats
 from penstock.gateway.model.queue import QueueStatus
 from penstock.gateway.model.rollout import Totals, Worker
 from penstock.gateway.model.span import Span, SpanStatus, Usage
@@ -25,9 +27,9 @@ from penstock.gateway.model.state import UpstreamView
 from penstock.gateway.wire.dialects.tokens import TokenLogprob, read_logprobs
 from penstock.tui import widgets as module
 from penstock.tui.screens import span_panes
-from penstock.tui.screens.chart import TerminalCurve, chart, smooth_points
+from penstock.tui.screens.chart import TerminalCurve, bars, chart, scale, smooth_points, ticks
 from penstock.tui.screens.compare import mark_differences
-from penstock.tui.screens.overview import OverviewData, draw_blocks
+from penstock.tui.screens.overview import Figures, OverviewData, course, draw_blocks, fitting_grain
 from penstock.tui.screens.releases import FEWEST, remaining_rollouts
 from penstock.tui.screens.span_panes import NONE, timing, tokens
 from penstock.tui.view import BUCKETS, SECONDS, DigestHistory
@@ -47,15 +49,51 @@ def test_a_chart_fits_whatever_the_values_are(values: Sequence[float | None], wi
     if all(value is None for value in values):
         assert lines == ["no finite value yet"]
     else:
-        assert len(lines) == height + 1
-        assert max(map(cell_len, lines)) <= max(width, 40)
+        assert len(lines) == max(5, height)
+        assert max(map(cell_len, lines)) <= max(width, 45)
 
 
-def test_a_chart_has_its_numbers_at_the_ends_of_its_axes() -> None:
-    drawn = text_of(chart([TerminalCurve("reward", [(0, 0.0), (10, None), (20, 1.0)])], 30, 5))
-    assert [line.partition("│")[0].strip() for line in drawn.splitlines()[:5]] == ["1", "", "0.5", "", "0"]
-    assert drawn.splitlines()[-1].split() == ["0", "20"]
-    assert drawn.count("⠈") + drawn.count("⠐") + drawn.count("⢀") + drawn.count("⡀") == 2, "a gap is drawn as one"
+@given(low=FINITE, size=st.floats(0, 1e9), rows=st.integers(3, 60))
+def test_a_scale_says_at_each_row_what_is_there(low: float, size: float, rows: int) -> None:
+    high = low + size
+    assume(high > low)
+    (bottom, top), labels = scale(low, high, rows)
+    slack = 1e-6 * (top - bottom)
+    assert bottom - slack <= low
+    assert high <= top + slack
+    said = [(row, float(label)) for row, label in labels.items()]
+    assert len(said) >= 2
+    assert len({value for _, value in said}) == len(said)
+    for row, value in said:
+        there = top + (bottom - top) * row / (rows - 1)
+        assert abs(value - there) <= slack + 1e-6 * abs(there), labels
+
+
+@given(low=st.integers(-1000, 1000), size=st.integers(1, 10_000), most=st.integers(1, 20))
+def test_ticks_are_round_and_within(low: int, size: int, most: int) -> None:
+    found = ticks(low, low + size, most)
+    assert 1 <= len(found) <= most
+    assert all(low <= one <= low + size for one in found)
+    assert len({round(b - a, 9) for a, b in pairwise(found)}) <= 1
+
+
+def test_a_chart_has_its_numbers_where_they_belong_and_leaves_gaps() -> None:
+    drawn = text_of(chart([TerminalCurve("reward", [(0, 0.0), (10, None), (20, 1.0)])], 30, 7)).splitlines()
+    assert [line.rstrip()[:4].strip() for line in drawn[:5]] == ["1┤", "│", "0.5┤", "│", "0┤"]
+    assert drawn[-1].split() == ["0", "20"]
+    assert drawn[-2].index("┬") == drawn[-1].index("0")
+    assert sum(cell not in " ⠀" for line in drawn[:5] for cell in line[4:]) == 2, "a gap is drawn as one"
+
+
+def test_bars_are_as_high_as_what_they_stand_for() -> None:
+    drawn = text_of(bars([[0, 10, 5], [0, 2, 0]], 40, 10, "abc".__getitem__)).splitlines()
+    assert drawn[-1].split() == ["a", "b", "c"]
+    columns = [[cell not in " ⠀" for cell in line] for line in drawn[:-2]]
+    tall = [sum(line[drawn[-1].index(name)] for line in columns if len(line) > drawn[-1].index(name)) for name in "abc"]
+    labels = {row: line[:3].strip(" ┤│") for row, line in enumerate(drawn) if "┤" in line}
+    assert tall[0] == 0
+    assert labels[len(columns) - tall[1]] == "10"
+    assert labels[len(columns) - tall[2]] == "5"
 
 
 # -- the race ----------------------------------------------------------------------------------------------------------
@@ -244,7 +282,7 @@ class Shows(App[None]):
 async def test_what_takes_long_is_not_drawn_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now, drawn = [100.0], [0]
 
-    def slow(width: int) -> Text:
+    def slow(width: int, height: int | None) -> Text:
         drawn[0] += 1
         now[0] += 1.0
         return Text("long")
@@ -269,27 +307,44 @@ async def test_what_takes_long_is_not_drawn_all_the_time(monkeypatch: pytest.Mon
 
 def text(count: int) -> str:
     """An overview in which there is so much of everything."""
-    sums = {"calls": count, "errors": count}
     stats = Stats(
-        counted_spans=count, complete=True, since_ns=None, totals=Totals(**sums), by_model={"m": ModelStats(**sums)},
-        by_status={}, by_kind={}, rewards=RewardStats(), tape={"rollouts": count, "attempts": count}, cursor=0,
-        gaps=count,
+        counted_spans=0, complete=True, since_ns=None, totals=Totals(), by_model={}, by_status={}, by_kind={},
+        rewards=RewardStats(), tape={"rollouts": count, "attempts": count}, cursor=0, gaps=count,
     )  # fmt: skip
+    sums = Breakdown(by="model", rows=[], prices_as_of=date(2026, 1, 1), complete=True)
+    figures = Figures(sums, sums, "minute", "")
     paused = UpstreamView(name="up", paused=True, paused_s=5, bound_s=9, waiting=count, running=0, waited=0, refused=0)
     status = QueueStatus(state="open", waiting={}, claimed=0, oldest_ns=None)
     workers = [Worker(id=f"w{number}", last_seen_ns=0) for number in range(count)]
     return text_of(
-        draw_blocks(OverviewData(None, stats, status, workers, [], [], [], [], [paused], []), None, 0, 100), 100
+        draw_blocks(
+            OverviewData(None, stats, status, workers, [], [], [], [], [paused], [], figures), None, 0, 100, None
+        ),
+        100,
     )
 
 
 def test_one_is_no_plural() -> None:
     one, two = text(1), text(2)
-    for noun in ("rollout", "attempt", "error", "span", "worker"):
+    for noun in ("rollout", "attempt", "worker"):
         assert f"1 {noun}" in one
         assert f"1 {noun}s" not in one
         assert f"2 {noun}s" in two
-    for said in ("1 call could not be recorded", "1 call waits", "1 call  "):
+    for said in ("1 call could not be recorded", "1 call waits"):
         assert said in one
-    for said in ("2 calls could not be recorded", "2 calls wait\n", "2 calls  "):
+    for said in ("2 calls could not be recorded", "2 calls wait\n"):
         assert said in two
+
+
+def test_the_course_of_calls_has_every_step_and_the_range_decides_how_fine() -> None:
+    rows = [BreakdownRow(value="2026-03-01 10:02", calls=3), BreakdownRow(value="2026-03-01 10:00", calls=1)]
+    found = Breakdown(by="minute", rows=rows, prices_as_of=date(2026, 1, 1), complete=True)
+    now_ns = int(datetime(2026, 3, 1, 10, 4, 30, tzinfo=UTC).timestamp()) * 10**9
+    places, steps = course(Figures(found, found, "minute", ""), now_ns)
+    assert [place.minute for place in places] == [0, 1, 2, 3, 4]
+    assert [step.calls for step in steps] == [1, 0, 3, 0, 0]
+    places, _ = course(Figures(found, found, "minute", "15m"), now_ns)
+    assert len(places) == 16
+    assert [fitting_grain(since) for since in ("15m", "1h", "24h", "7d", "90d", "")] == [
+        "minute", "minute", "hour", "hour", "day", "day",
+    ]  # fmt: skip

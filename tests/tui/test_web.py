@@ -39,7 +39,7 @@ async def browser() -> AsyncGenerator[aiohttp.ClientSession]:
 async def tab(browser: aiohttp.ClientSession, page: Served) -> AsyncGenerator[aiohttp.ClientWebSocketResponse]:
     """A tab, once the screen is there."""
     async with browser.ws_connect(page.url + WS, origin=page.url) as socket:
-        await heard(socket, b"Rollouts")
+        await heard(socket, b"Overview")
         yield socket
 
 
@@ -58,6 +58,7 @@ async def test_the_link_works_once_and_the_cookie_from_then_on(page: Served, bro
         assert (answer.status, answer.url) == (200, URL(page.url + "/"))
         assert "textual-terminal" in await answer.text()
         assert "fonts.googleapis" not in await answer.text()
+        assert '<link rel="icon" href="data:image/svg+xml,' in await answer.text()
         assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
     cookie = next(iter(browser.cookie_jar))
     assert (cookie["httponly"], cookie["samesite"]) == (True, "Strict")

@@ -168,7 +168,7 @@ class CompareRolloutsView(CompareView):
             return [facts]
         if len(data.rollouts) == 2:
             pair = data.pairs[int(id) - 1]
-            return [Pane("Step", lambda width: _both(pair, width)), facts]
+            return [Pane("Step", lambda width, height: _both(pair, width)), facts]
         shown = [pane("Why", Group(*_reasons(data))), pane("Step", Group(*_all_said(data, int(id) - 1))), facts]
         return shown if any(row.status not in UNFAILED for row in data.rollouts) else shown[1:]
 
@@ -370,10 +370,10 @@ class CompareRunsView(CompareView):
         return RunComparison(runs, [{curve.metric: curve for curve in found} for found in curves])
 
     def head(self, data: RunComparison, now_ns: int) -> Text:
-        said = (
+        one, other = (
             joined(plain(run.id, "bold"), rollouts.status(run.status), f"step {run.step or 0:,}") for run in data.runs
         )
-        return Text(" against ", style="dim").join(said)
+        return Text.assemble(one, (" against ", "dim"), other)
 
     def table(self, data: RunComparison, now_ns: int) -> TableModel:
         names = list(dict.fromkeys(name for found in data.curves for name in found))
@@ -388,7 +388,10 @@ class CompareRunsView(CompareView):
         lines = [
             terminal_curve(found[id], run.id) for run, found in zip(data.runs, data.curves, strict=True) if id in found
         ]
-        return [Pane("Curves", lambda width: Group(chart(lines, width, 10), legend(lines))), config]
+        return [
+            Pane("Curves", lambda width, height: Group(chart(lines, width, (height or 11) - 1), legend(lines))),
+            config,
+        ]
 
     def command(self, id: str | None) -> str:
         return f"penstock runs plot {self._ids[0]} --compare {self._ids[1]}"

@@ -163,7 +163,7 @@ class WorkersView(NounScreen[Worker, None]):
         worker = self.noun.find(data, id)
         if worker is None:
             return ()
-        return [pane("at work on", Text("\n".join(worker.attempts) or "nothing; it waits for work."))]
+        return [pane("At work on", Text("\n".join(worker.attempts) or "nothing; it waits for work."))]
 
 
 # -- the log: changes of the tape as they come, and decisions of people ----

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.table import Table as Grid
@@ -14,9 +16,10 @@ from rich.text import Text
 from penstock.console.views import queue, rollouts
 from penstock.console.views.releases import bar, decision_thresholds, percent, stage_name
 from penstock.console.views.runs import sparkline
-from penstock.console.views.table import age, clean, compact, duration, joined, number, plain, size
+from penstock.console.views.table import GAP, age, clean, compact, duration, joined, money, number, plain, size
 from penstock.gateway.client.connection import map_concurrently
-from penstock.gateway.model.answers import Digest, Stats
+from penstock.gateway.model import times
+from penstock.gateway.model.answers import Breakdown, BreakdownRow, Digest, Stats
 from penstock.gateway.model.queue import QueueStatus
 from penstock.gateway.model.release import ReleaseView
 from penstock.gateway.model.rollout import Worker
@@ -26,13 +29,39 @@ from penstock.gateway.model.state import UpstreamView
 from penstock.gateway.model.toml import pluralized
 from penstock.gateway.model.tools import ServerView
 from penstock.gateway.reading.policy.questions import Question
-from penstock.tui.view import DigestHistory, Pane, ScreenView
+from penstock.tui.screens.chart import COLOURS, bars
+from penstock.tui.view import DigestHistory, Pane, ScreenView, begin_text, limited_to
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
 
-COUNTED: Final = 2_000
-"""The newest spans, over which figures are computed."""
+EVERY_S: Final = 5.0
+"""Interval of looks without a change; s."""
+SCANNED: Final = 5_000
+"""The newest spans that the figures are of where there is no index."""
+FIGURES_S: Final = 10.0
+"""Least time between two questions for the figures of a range of time; s."""
+RESTS: Final = 100
+"""They are not asked for again for this many times the time that their answer took: they may need a scan."""
+Grain = Literal["minute", "hour", "day"]
+GRAINS: Final[dict[Grain, tuple[timedelta, str, str]]] = {
+    "minute": (timedelta(minutes=1), "%Y-%m-%d %H:%M", "%H:%M"),
+    "hour": (timedelta(hours=1), "%Y-%m-%d %H:00", "%d. %H:00"),
+    "day": (timedelta(days=1), "%Y-%m-%d", "%d %b"),
+}
+"""The steps of time of a chart: their length, their name in a breakdown, and their label."""
+FINEST: Final = 180
+"""The most steps of a chart, after which it has coarser ones."""
+LEAST_CHART, CHART_WIDTH = 8, 52
+"""The fewest lines of a chart with its title, and the fewest columns."""
+MOST_PLACES: Final = 2_000
+"""The most steps of a chart, whatever the clocks say."""
+ROOMY: Final = 80
+"""The columns behind the names of the blocks from which there is room for longer bars."""
+HEADS: Final = 10
+"""The columns that the names of the blocks take."""
+NAME: Final = 20
+"""The most characters of a model's name."""
 MOST: Final = 4
 """The most lines of a list."""
 WIDE: Final = 140
@@ -61,6 +90,19 @@ class OverviewData:
     servers: Sequence[ServerView]
     upstreams: Sequence[UpstreamView]
     errors: Sequence[Span]
+    figures: Figures | None
+    """None until they have come."""
+
+
+class Figures(NamedTuple):
+    """The sums of calls in a range of time."""
+
+    models: Breakdown
+    course: Breakdown
+    """The same by steps of time."""
+    grain: Grain
+    since: str
+    """The range; empty for all."""
 
 
 class OverviewView(ScreenView[OverviewData, None]):
@@ -69,13 +111,42 @@ class OverviewView(ScreenView[OverviewData, None]):
     help = "health, traffic, cost, queue, releases and runs at a glance"
     stacked = True
     concerns = frozenset({"rollouts", "releases", "runs", "resources"})
-    every_s = 5.0
+    ranged = True
+
+    def __init__(self) -> None:
+        self.every_s = EVERY_S
+        self._figures: Figures | None = None
+        self._due_s = 0.0
+        """When the figures may be asked for again, by the monotonic clock."""
+        self._looked = False
+        self._stale = False
+        """True if something has changed since the figures were asked for."""
+
+        self._errors: list[Span] = []
+        self._failed = True
+        """True if there may be new errors. Where they are rare, a gateway without an index reads all spans for them."""
+
+    def forget(self) -> None:
+        self._figures, self._looked, self._failed = None, False, True
+
+    def observe(self, digest: Digest) -> bool:
+        self._stale = True
+        self._failed = self._failed or digest.errors > 0
+        return super().observe(digest)
 
     async def load(self, client: Client) -> OverviewData:
         """Ask for everything at once, so that the delay is that of one answer, not of ten."""
 
         async def failed() -> list[Span]:
-            return [span async for span in client.recent_spans("status:error", MOST)]
+            if self._failed:
+                # An error that comes meanwhile is asked for by the next look.
+                self._failed = False
+                try:
+                    self._errors = [span async for span in client.recent_spans("status:error", MOST)]
+                except BaseException:
+                    self._failed = True
+                    raise
+            return self._errors
 
         async def live() -> list[ReleaseView]:
             return await map_concurrently(lambda one: client.release(one.id), (await client.releases(live=True))[:MOST])
@@ -85,16 +156,50 @@ class OverviewView(ScreenView[OverviewData, None]):
             return list(zip(running, await map_concurrently(lambda run: _reward(client, run), running), strict=True))
 
         first, second = await asyncio.gather(
-            asyncio.gather(client.readiness(), client.stats(COUNTED), client.queue(), client.workers(), live()),
+            asyncio.gather(client.readiness(), client.stats(spans=0), client.queue(), client.workers(), live()),
             asyncio.gather(training(), client.waiting(), client.definitions(), client.upstreams(), failed()),
         )
-        return OverviewData(*first, *second)
+        # In a terminal all else is shown first, and the figures with the next look, at once.
+        later = self.pane is not None and not self._looked
+        self._looked, self.every_s = True, 0.0 if later else EVERY_S
+        return OverviewData(*first, *second, None if later else await self._summed(client))
+
+    async def _summed(self, client: Client) -> Figures:
+        """The figures; they are asked for seldom, because a gateway without an index scans for them."""
+        began = time.monotonic()
+        old = self._stale or bool(self.since)
+        if self._figures is None or (began >= self._due_s and old):
+            self._stale = False
+            before, terms = self._figures, limited_to(self.since, "")
+            models = await client.breakdown("model", terms, SCANNED)
+            grain = fitting_grain(self.since) if before is None else before.grain
+            course = await client.breakdown(grain, terms, SCANNED)
+            if not self.since:
+                # A young tape is shown in finer steps, and an older one in coarser ones.
+                while grain != "minute" and len(course.rows) <= 3:
+                    grain = "hour" if grain == "day" else "minute"
+                    course = await client.breakdown(grain, terms, SCANNED)
+                while grain != "day" and len(course.rows) > FINEST:
+                    grain = "hour" if grain == "minute" else "day"
+                    course = await client.breakdown(grain, terms, SCANNED)
+            self._figures = Figures(models, course, grain, self.since)
+            self._due_s = time.monotonic() + max(FIGURES_S, RESTS * (time.monotonic() - began))
+        return self._figures
 
     def panes(self, data: OverviewData, id: str | None, closer: None, now_ns: int) -> Sequence[Pane]:
-        return [Pane("", lambda width: draw_blocks(data, self.traffic, now_ns, width))]
+        if not data.stats.tape.get("rollouts"):
+            return [Pane("", lambda width, height: _begin(data, self.address))]
+        return [Pane("", lambda width, height: draw_blocks(data, self.traffic, now_ns, width, height))]
 
     def command(self, id: str | None) -> str:
-        return "penstock stats"
+        return "penstock stats --by model" + (f" --since {self.since}" if self.since else "")
+
+
+def fitting_grain(since: str) -> Grain:
+    """The step of time of a range: the finest that makes no more than `FINEST` of it."""
+    length = timedelta(seconds=(times.nanoseconds(since) or 0) / 1e9) if since else timedelta.max
+    fitting: list[Grain] = [grain for grain, (step, *_) in GRAINS.items() if length <= FINEST * step]
+    return fitting[0] if fitting else "day"
 
 
 async def _reward(client: Client, run: RunHead) -> Curve | None:
@@ -102,37 +207,108 @@ async def _reward(client: Client, run: RunHead) -> Curve | None:
     return (await client.curves(run.id, names, max_points=24))[0] if names else None
 
 
-def draw_blocks(data: OverviewData, traffic: DigestHistory | None, now_ns: int, width: int) -> RenderableType:
-    """The blocks: below each other, or in two columns on a wide screen."""
+def _begin(data: OverviewData, address: str) -> RenderableType:
+    """The screen of a gateway without a rollout: its health, and how an agent calls it."""
+    return Group(_column([("Health", list(_health(data)))]), Text(), Text(begin_text(address)))
+
+
+def draw_blocks(
+    data: OverviewData, traffic: DigestHistory | None, now_ns: int, width: int, height: int | None
+) -> RenderableType:
+    """The blocks, below each other, or in two columns on a wide screen; charts of calls over time in the lines that are
+    left."""
+    room = (width if width < WIDE else width // 2 - 2) - HEADS
     blocks: list[tuple[str, Lines]] = [
         ("Health", list(_health(data))),
-        ("Traffic", list(_traffic(data, traffic))),
-        ("Models", list(_models(data.stats))),
-        ("Cost", list(_cost(data.stats))),
+        ("Traffic", list(_traffic(data, traffic, room))),
+        ("Models", list(_models(data.figures, room))),
         ("Queue", list(_queue(data, now_ns))),
         ("Asks you", list(_asks(data))),
-        ("Releases", list(_releases(data.releases))),
-        ("Runs", list(_runs(data.runs))),
+        ("Releases", list(_releases(data.releases, room))),
+        ("Runs", list(_runs(data.runs, room))),
         ("Errors", list(_errors(data.errors, now_ns))),
     ]
     if width < WIDE:
-        return _column(blocks)
-    grid = Grid.grid(expand=True, padding=(0, 2))
-    grid.add_column(ratio=1)
-    grid.add_column(ratio=1)
-    grid.add_row(_column(blocks[:5], apart=True), _column(blocks[5:], apart=True))
-    return grid
+        shown, lines = _column(blocks), sum(len(one) for _, one in blocks)
+    else:
+        shown = Grid.grid(expand=True, padding=(0, 2))
+        shown.add_column(ratio=1)
+        shown.add_column(ratio=1)
+        sides = blocks[:3], blocks[3:]
+        shown.add_row(*(_column(side) for side in sides))
+        lines = max(sum(len(one) for _, one in side) for side in sides)
+    room = LEAST_CHART if height is None else height - lines - 1
+    if data.figures is None:
+        return shown
+    return Group(shown, Text(), *_charts(data.figures, now_ns, width, max(LEAST_CHART, room)))
 
 
-def _column(blocks: Sequence[tuple[str, Lines]], apart: bool = False) -> RenderableType:
+def _column(blocks: Sequence[tuple[str, Lines]]) -> RenderableType:
     made = Grid.grid(padding=(0, 1))
     made.add_column(width=8, no_wrap=True)
     made.add_column()
     for name, lines in blocks:
         for line in lines:
             line.no_wrap, line.overflow = True, "ellipsis"
-        made.add_row(Text(name, style="bold"), Group(*lines, *([Text()] if apart else [])))
+        made.add_row(Text(name, style="bold"), Group(*lines))
     return made
+
+
+def _charts(figures: Figures, now_ns: int, width: int, height: int) -> Iterator[RenderableType]:
+    """Charts over the range of time: as many as have room beside each other, the rest below."""
+    places, rows = course(figures, now_ns)
+    if not places:
+        yield Text("No call was made in this time." if figures.since else "No call has been made yet.", style="dim")
+        return
+    label = GRAINS[figures.grain][2]
+    every = f"{'an' if figures.grain == 'hour' else 'a'} {figures.grain}"
+    found: list[tuple[str, list[list[float]], str]] = [
+        (f"Calls {every}", [[row.calls for row in rows], [row.errors for row in rows]], "errors"),
+        (f"Tokens {every}", [[_tokens(row) for row in rows], [row.output_tokens or 0 for row in rows]], "generated"),
+        ("Median latency, s", [[(row.median_ns or 0) / 1e9 for row in rows]], ""),
+        (f"Cost {every}, {figures.models.currency}", [[row.cost or 0 for row in rows]], ""),
+    ]
+    found = [one for one in found if any(map(any, one[1]))]
+    beside = max(1, min(len(found), width // CHART_WIDTH))
+    below = max(1, min(-(-len(found) // beside), height // LEAST_CHART))
+    found = found[: beside * below]
+    wide, high = (width - 2 * (beside - 1)) // beside, height // below
+    for at in range(0, len(found), beside):
+        grid = Grid.grid(padding=(0, 2, 0, 0))
+        grid.add_row(*(_chart(one, places, label, wide - 1, high) for one in found[at : at + beside]))
+        yield grid
+
+
+def _chart(
+    one: tuple[str, list[list[float]], str], places: Sequence[datetime], label: str, width: int, height: int
+) -> RenderableType:
+    title, layers, second = one
+    head = Text(title, style="bold", no_wrap=True)
+    if second and any(layers[1]):
+        head.append("  █ ", COLOURS[0]).append("all", "not bold").append("  █ ", COLOURS[1]).append(second, "not bold")
+    return Group(head, bars(layers, width, height - 1, lambda place: places[place].strftime(label)))
+
+
+def course(figures: Figures, now_ns: int) -> tuple[list[datetime], list[BreakdownRow]]:
+    """All steps of the range until now, those without a call too; of all the tape, or of the newest spans alone, those
+    since the first call. Times are UTC."""
+    step, form, _ = GRAINS[figures.grain]
+    known = {row.value: row for row in figures.course.rows}
+    now = datetime.fromtimestamp(now_ns // 10**9, UTC)
+    begin = min((datetime.strptime(value, form).replace(tzinfo=UTC) for value in known), default=now)
+    # Of a part of the spans nothing is known from before its first call.
+    if figures.since and known and figures.course.complete:
+        begin = now - timedelta(seconds=(times.nanoseconds(figures.since) or 0) / 1e9)
+    places: list[datetime] = []
+    at = datetime.strptime(begin.strftime(form), form).replace(tzinfo=UTC)
+    while known and at <= now and len(places) < MOST_PLACES:
+        places.append(at)
+        at += step
+    return places, [known.get(place.strftime(form)) or BreakdownRow(value="") for place in places]
+
+
+def _tokens(row: BreakdownRow) -> int:
+    return (row.input_tokens or 0) + (row.output_tokens or 0)
 
 
 def _health(data: OverviewData) -> Iterator[Text]:
@@ -151,7 +327,7 @@ def _health(data: OverviewData) -> Iterator[Text]:
     yield from rollouts.servers(data.stats.servers)
 
 
-def _traffic(data: OverviewData, traffic: DigestHistory | None) -> Iterator[Text]:
+def _traffic(data: OverviewData, traffic: DigestHistory | None, room: int) -> Iterator[Text]:
     if traffic is None:
         yield Text("is followed in a terminal; below are sums over the newest spans", style="dim")
         return
@@ -159,29 +335,47 @@ def _traffic(data: OverviewData, traffic: DigestHistory | None) -> Iterator[Text
     for name, of in FLOWS.items():
         flow = traffic.rate_series(of)
         rates = f"{flow.now:>7,.1f} a second, at most {flow.peak:,.1f}"
-        yield joined(f"{name:6}", sparkline(flow.rates), rates)
+        # From 0 up: quiet is low.
+        line = (
+            sparkline([0.0, *flow.rates])[1:] if flow.peak else "".join(" ▁"[rate is not None] for rate in flow.rates)
+        )
+        short = len(rates) + len(flow.rates) + 10 > room
+        yield joined(f"{name:6}", "" if short else line, rates)
 
 
-def _models(stats: Stats) -> Iterator[Text]:
-    busy = sorted(stats.by_model.items(), key=lambda item: -item[1].calls)
-    for name, m in busy[:MOST]:
-        errors = Text(pluralized(m.errors, "error"), style="red" if m.errors else "")
-        cost = f"cost {cost}" if (cost := rollouts.cost(m)) else ""
-        times = f"median {duration(m.median_ns)}, p95 {duration(m.p95_ns)}" if m.median_ns is not None else ""
-        yield joined(plain(name), pluralized(m.calls, "call"), errors, cost, times)
-    if not busy:
-        yield Text("no model was called yet: give an agent this gateway's address as its base URL")
+def _models(figures: Figures | None, room: int) -> Iterator[Text]:
+    """A line for each model that was called in the range, with as many columns as there is room for."""
+    if figures is None:
+        yield Text("asking ...", style="dim")
+        return
+    over = f"last {figures.since}" if figures.since else "all"
+    found = figures.models.rows
+    if not found:
+        yield Text("none was called in this time" if figures.since else "none was called yet", style="dim")
+        return
+    rows = [(over, "calls", "errors", "tokens", "cost", "median", "p95")]
+    for row in found[:MOST]:
+        tokens, cost = rollouts.sums(row), _cost(row)
+        times = duration(row.median_ns), duration(row.p95_ns)
+        rows.append((clean(row.value)[:NAME], f"{row.calls:,}", f"{row.errors:,}", tokens, cost, *times))
+    widths = [max(len(row[column]) for row in rows) + GAP for column in range(len(rows[0]))]
+    while sum(widths) > room and len(widths) > 3:
+        widths.pop()
+    for at, row in enumerate(rows):
+        line = Text(f"{row[0]:{widths[0] - GAP}}", style="" if at else "dim")
+        for column, width in enumerate(widths[1:], 1):
+            failed = at and column == 2 and found[at - 1].errors
+            line.append(f"{row[column]:>{width}}", "red" if failed else "")
+        yield line
+    if len(found) > MOST:
+        yield Text(f"{len(found) - MOST:,} more: penstock stats --by model", style="dim")
+    if not figures.models.complete:
+        yield Text(f"of the newest {figures.models.looked_at or 0:,} spans", style="dim")
 
 
-def _cost(stats: Stats) -> Iterator[Text]:
-    rewards = stats.rewards
-    mean = (
-        f"mean reward {number(round(rewards.mean, 3))} of {rewards.count:,}"
-        if rewards.mean is not None
-        else "no reward yet"
-    )
-    yield joined(rollouts.total_cost(stats.totals), f"{rollouts.sums(stats.totals)} tokens")
-    yield joined(mean, f"all in the newest {pluralized(stats.counted_spans, 'span')}")
+def _cost(row: BreakdownRow) -> str:
+    """The cost of its calls: at least, where some have no price; `?` where none has."""
+    return "?" if row.cost is None else f"{'≥' if row.unpriced else ''}{money(row.cost)}"
 
 
 def _queue(data: OverviewData, now_ns: int) -> Iterator[Text]:
@@ -206,7 +400,7 @@ def _asks(data: OverviewData) -> Iterator[Text]:
         yield Text("nothing", style="dim")
 
 
-def _releases(found: Sequence[ReleaseView]) -> Iterator[Text]:
+def _releases(found: Sequence[ReleaseView], room: int) -> Iterator[Text]:
     for view in found:
         release = view.release
         head = f"{clean(release.id)} {stage_name(release.stage)} {percent(release.split)}"
@@ -214,17 +408,23 @@ def _releases(found: Sequence[ReleaseView]) -> Iterator[Text]:
             yield Text(head)
             continue
         lead = max(decision_thresholds(release, view.figures), key=lambda one: one.value / one.limit)
+        size = 12 if room >= ROOMY else 7
         yield joined(
-            head, clean(lead.name), bar(lead.value, lead.limit, 12), f"{lead.value:.3g} of {lead.limit:g}", lead.follows
+            head,
+            clean(lead.name),
+            bar(lead.value, lead.limit, size),
+            f"{lead.value:.3g} of {lead.limit:g}",
+            lead.follows,
         )
     if not found:
         yield Text("none is live", style="dim")
 
 
-def _runs(found: Sequence[tuple[RunHead, Curve | None]]) -> Iterator[Text]:
+def _runs(found: Sequence[tuple[RunHead, Curve | None]], room: int) -> Iterator[Text]:
+    size = 24 if room >= ROOMY else 8
     for run, curve in found:
         done = f"step {run.step or 0:,}" + (f" of {run.steps:,}" if run.steps else "")
-        trend = "" if curve is None else f"{curve.metric} {sparkline(curve.mean)} {number(curve.last)}"
+        trend = "" if curve is None else f"{curve.metric} {sparkline(curve.mean[-size:])} {number(curve.last)}"
         yield joined(plain(run.id), done, trend, plain(run.message))
     if not found:
         yield Text("none is running", style="dim")

@@ -161,7 +161,7 @@ class ReleasesView(NounScreen[Release, ReleaseDetails]):
             return ()
         view, chain = closer.view, closer.history.audit
         return [
-            Pane("Race", lambda width: race(view, closer.points, width)),
+            Pane("Race", lambda width, height: race(view, closer.points, width, height)),
             pane("Arms", releases.status(view, chain, closer.awaited, now_ns)),
             pane("Coverage", _coverage(closer, now_ns)),
             pane("Policy", _policy(view.release)),
@@ -249,7 +249,7 @@ def _log(value: float) -> float:
     return math.log(value) if value > 0 else 0.0
 
 
-def race(view: ReleaseView, points: Sequence[EvidencePoint], width: int) -> RenderableType:
+def race(view: ReleaseView, points: Sequence[EvidencePoint], width: int, height: int | None = None) -> RenderableType:
     """The lanes, the leading one, and the growth of the evidence."""
     release = view.release
     if not release.assigned:
@@ -263,8 +263,11 @@ def race(view: ReleaseView, points: Sequence[EvidencePoint], width: int) -> Rend
         name = f"{one.name} ◀ leads" if one is leads and _share(one) > 0 and release.live else one.name
         words = _words(one, remaining_rollouts(one, points), release.live)
         made.add_row(plain(name), _lane(one, lane), f"{one.value:.3g}", f"{one.limit:g}", then, words)
-    told = (joined(Text("waits for", style="dim"), clean(one)) for one in wait_conditions(view))
-    return Group(made, *_pace(release.live, points), *told, *_curves(found, points, width))
+    waits = [joined(Text("waits for", style="dim"), clean(one)) for one in wait_conditions(view)]
+    told = [*_pace(release.live, points), *waits]
+    # The table has a heading; above and below the chart are an empty line, its title and its legend.
+    room = 0 if height is None else height - len(found) - 1 - len(told) - 3
+    return Group(made, *told, *_curves(found, points, width, max(CHART_HEIGHT, room)))
 
 
 def _share(one: EValueThreshold) -> float:
@@ -302,14 +305,16 @@ def _pace(live: bool, points: Sequence[EvidencePoint]) -> Iterator[Text]:
         yield Text(said, style="dim")
 
 
-def _curves(found: Sequence[EValueThreshold], points: Sequence[EvidencePoint], width: int) -> Iterator[RenderableType]:
+def _curves(
+    found: Sequence[EValueThreshold], points: Sequence[EvidencePoint], width: int, height: int
+) -> Iterator[RenderableType]:
     """The growth of the evidence: the two leading lanes, each as the share of the way to its bound."""
     if len(points) < 3:
         return
     leading = sorted(found, key=_share, reverse=True)[:2]
     lines = [TerminalCurve(one.name, (), [(0.0, 0.0), *_way(one, points)]) for one in leading]
     yield from (Text(), Text("The way to the bound over the counted rollouts (1 is the bound)", style="dim"))
-    yield chart([*lines], min(width - 8, 120), CHART_HEIGHT, ("bound", 1.0))
+    yield chart([*lines], width, height, ("bound", 1.0))
     yield legend(lines)
 
 

@@ -149,8 +149,9 @@ class RolloutView(ScreenView[RolloutData, TreeRowDetails]):
     every_s = 30.0
     actions: ClassVar[Sequence[ViewAction[Any]]] = rollout_actions(_shown)
 
-    def __init__(self, rollout: str) -> None:
-        self._rollout = rollout
+    def __init__(self, rollout: str, start: str | None = None) -> None:
+        """`start`: the span that is chosen at first."""
+        self._rollout, self._start = rollout, start
         self._kept: OrderedDict[tuple[str, ExchangeBytes], SpanDetail] = OrderedDict()
 
     def forget(self) -> None:
@@ -210,6 +211,10 @@ class RolloutView(ScreenView[RolloutData, TreeRowDetails]):
 
     # Showing ----------------------------------------------------------------------------------------------------------
 
+    @property
+    def words(self) -> Sequence[str]:
+        return [self.name, self._rollout]
+
     def head(self, data: RolloutData, now_ns: int) -> Text:
         r = data.rollout
         versions = dict.fromkeys(
@@ -235,8 +240,9 @@ class RolloutView(ScreenView[RolloutData, TreeRowDetails]):
 
         none = f"{self._rollout} has no attempts yet: it waits for a worker, or for its first call."
         return TableModel(
-            SPANS, list(data.rows), lambda id: cells(data.rows[id]), none, bar=bar, words=lambda id: _words(data, id)
-        )
+            SPANS, list(data.rows), lambda id: cells(data.rows[id]), none, start=self._start, bar=bar,
+            words=lambda id: _words(data, id),
+        )  # fmt: skip
 
     def panes(self, data: RolloutData, id: str | None, closer: TreeRowDetails | None, now_ns: int) -> Sequence[Pane]:
         row = data.rows.get(id or "")
@@ -264,7 +270,7 @@ class RolloutView(ScreenView[RolloutData, TreeRowDetails]):
             said,
             pane("Tokens", _tokens(detail)),
             *span_panes.exchange_panes(detail),
-            Pane("Timing", lambda width: timing(detail, width)),
+            Pane("Timing", lambda width, height: timing(detail, width)),
             doctor,
         ]
 

@@ -21,10 +21,12 @@ from rich.text import Text
 
 from penstock.console.views import rollouts
 from penstock.console.views.table import Column, age, compact, figure, joined, number, plain
+from penstock.gateway.model import times
 from penstock.gateway.model.rollout import RolloutStatus, RolloutSummary
 from penstock.gateway.model.span import Span
+from penstock.gateway.model.state import SearchRow
 from penstock.tui.screens.rollout import RolloutView, rollout_actions
-from penstock.tui.view import Pane, ScreenView, TableModel, ViewAction, pane
+from penstock.tui.view import Pane, ScreenView, TableModel, ViewAction, begin_text, limited_to, pane
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -36,12 +38,11 @@ FIRST_PAGE, NEXT_PAGE, LONGEST_PAGE = 60, 250, 1000
 """Rows of the first page, which the screen waits for, of the second, and the most of later ones."""
 MOST_IDS: Final = 200
 """The most ids of one question."""
+MOST_FRESH: Final = 2_000
+"""The most new rollouts that are asked for one by one; with more the list is asked for anew."""
 SPANS: Final = 50
 """The most spans that are shown of the selected rollout."""
-NONE = (
-    "The tape has no rollouts yet: `penstock enqueue` makes them of tasks, and any agent does whose base URL is the "
-    "gateway's, with /v1 behind it where its SDK wants that."
-)
+NONE = "The tape has no rollouts yet. `penstock enqueue` makes them of tasks."
 
 
 class RolloutDetails(NamedTuple):
@@ -150,6 +151,7 @@ class RolloutsView(ScreenView[RolloutList, RolloutDetails]):
     help = "what agents did, newest first; Enter opens one"
     concerns = frozenset({"rollouts"})
     every_s = 60.0
+    ranged = True
     actions: ClassVar[Sequence[ViewAction[Any]]] = rollout_actions(_row)
 
     def __init__(self, terms: str = "") -> None:
@@ -158,6 +160,11 @@ class RolloutsView(ScreenView[RolloutList, RolloutDetails]):
 
     def forget(self) -> None:
         self._list = RolloutList()
+
+    @property
+    def _asked(self) -> str:
+        """The filter with the range of time."""
+        return limited_to(self.since, self._terms)
 
     # Asking -----------------------------------------------------------------------------------------------------------
 
@@ -169,7 +176,7 @@ class RolloutsView(ScreenView[RolloutList, RolloutDetails]):
             found = self._list = RolloutList()
             try:
                 page, figures = await asyncio.gather(
-                    client.rollout_page(self._terms, FIRST_PAGE, None), client.stats(spans=0)
+                    client.rollout_page(self._asked, FIRST_PAGE, None), client.stats(spans=0)
                 )
             except BaseException:
                 if self._list is found:
@@ -177,13 +184,13 @@ class RolloutsView(ScreenView[RolloutList, RolloutDetails]):
                 raise
             found.add_page(page)
             found.total = figures.tape.get("rollouts", 0)
-            if self._list is found and not self._terms and known.goes_on(found):
+            if self._list is found and not self._asked and known.goes_on(found):
                 self._list = known
         elif known.fresh:
             asked = list(known.fresh)[-MOST_IDS:]
             known.fresh = {id: None for id in known.fresh if id not in set(asked)}
             try:
-                rows, figures = await asyncio.gather(client.rollouts_by_id(asked, self._terms), client.stats(spans=0))
+                rows, figures = await asyncio.gather(client.rollouts_by_id(asked, self._asked), client.stats(spans=0))
             except BaseException:
                 known.fresh = {**dict.fromkeys(asked), **known.fresh}
                 raise
@@ -199,7 +206,9 @@ class RolloutsView(ScreenView[RolloutList, RolloutDetails]):
                 known.stale.add(id)
             else:
                 known.fresh[id] = None
-        known.missed = known.missed or digest.more > 0
+        if digest.more or len(known.fresh) > MOST_FRESH:
+            known.missed = True
+            known.fresh.clear()
         return bool(known.fresh) or known.missed
 
     def needs_fill(self, data: RolloutList, visible: Sequence[str]) -> bool:
@@ -211,7 +220,7 @@ class RolloutsView(ScreenView[RolloutList, RolloutDetails]):
             again = data.stale.intersection(ids)
             data.stale -= again
             try:
-                rows = await client.rollouts_by_id(ids, self._terms)
+                rows = await client.rollouts_by_id(ids, self._asked)
             except BaseException:
                 data.stale |= again
                 raise
@@ -219,7 +228,7 @@ class RolloutsView(ScreenView[RolloutList, RolloutDetails]):
             data.drop(set(ids) - {row.id for row in rows})
         if data.near_end(visible):
             size = min(NEXT_PAGE * data.pages, LONGEST_PAGE)
-            data.add_page(await client.rollout_page(self._terms, size, data.cursor))
+            data.add_page(await client.rollout_page(self._asked, size, data.cursor))
 
     async def load_details(self, client: Client, data: RolloutList, id: str) -> RolloutDetails:
         async def spans() -> list[Span]:
@@ -231,7 +240,7 @@ class RolloutsView(ScreenView[RolloutList, RolloutDetails]):
 
     def head(self, data: RolloutList, now_ns: int) -> Text:
         more = "" if data.complete else "+"
-        found = f"{len(data.order):,}{more} found" if self._terms else f"{data.total:,} on the tape"
+        found = f"{len(data.order):,}{more} found" if self._asked else f"{data.total:,} on the tape"
         return joined(found, plain(self._terms, "bold"), f"the newest {len(data.order):,}" if more else "")
 
     def table(self, data: RolloutList, now_ns: int) -> TableModel:
@@ -243,8 +252,19 @@ class RolloutsView(ScreenView[RolloutList, RolloutDetails]):
                 else rollouts.ROLLOUTS.cells(row, now_ns)
             )
 
-        none = f"No rollout matches {self._terms}." if self._terms else NONE
-        return TableModel([*rollouts.ROLLOUTS.columns], data.order, cells, none, orders(data.rows.get))
+        none = f"No rollout matches {self._asked}." if self._asked else f"{NONE}\n\n{begin_text(self.address)}"
+        return TableModel(
+            [*rollouts.ROLLOUTS.columns], self._in_range(data, now_ns), cells, none, orders(data.rows.get)
+        )
+
+    def _in_range(self, data: RolloutList, now_ns: int) -> Sequence[str]:
+        """The ids without those that have become too old for the range since they were asked for."""
+        end = len(data.order)
+        if self.since:
+            oldest = now_ns - (times.nanoseconds(self.since) or 0)
+            while end and (row := data.rows.get(data.order[end - 1])) is not None and row.created_ns < oldest:
+                end -= 1
+        return data.order if end == len(data.order) else data.order[:end]
 
     def panes(self, data: RolloutList, id: str | None, closer: RolloutDetails | None, now_ns: int) -> Sequence[Pane]:
         if closer is None:
@@ -257,7 +277,7 @@ class RolloutsView(ScreenView[RolloutList, RolloutDetails]):
         return [pane("Spans", spans), pane("Task", Text("\n").join(about))]
 
     def command(self, id: str | None) -> str:
-        return f"penstock rollouts {shlex.quote(self._terms)}" if self._terms else "penstock rollouts"
+        return f"penstock rollouts {shlex.quote(self._asked)}" if self._asked else "penstock rollouts"
 
     def opens(self, data: RolloutList, id: str) -> ScreenView[Any, Any]:
         return RolloutView(id)
@@ -356,20 +376,23 @@ class GroupsView(ScreenView[GroupsData, None]):
     title = "Groups"
     help = "the tries at each task together; Enter lists them, c shows where the failed ones leave the others"
     every_s = 5.0
+    ranged = True
 
     async def load(self, client: Client) -> GroupsData:
-        page = await client.rollout_page("", NEWEST_ROLLOUTS, None)
+        page = await client.rollout_page(limited_to(self.since, ""), NEWEST_ROLLOUTS, None)
         return GroupsData(group_rollouts(page.rollouts), len(page.rollouts), page.next is None)
 
     def head(self, data: GroupsData, now_ns: int) -> Text:
-        of = "all rollouts" if data.complete else f"the newest {data.looked_at:,} rollouts"
+        of = f"rollouts of the last {self.since}" if self.since else "all rollouts"
+        of = of if data.complete else f"the newest {data.looked_at:,} rollouts"
         return Text(f"{len(data.groups):,} groups in {of}")
 
     def table(self, data: GroupsData, now_ns: int) -> TableModel:
         def cells(id: str) -> Sequence[Text | str]:
             return _cells(data.groups[id], now_ns)
 
-        return TableModel(GROUPS, list(data.groups), cells, NO_GROUPS, _orders(data.groups))
+        none = f"No rollout of the last {self.since} has a group." if self.since else NO_GROUPS
+        return TableModel(GROUPS, list(data.groups), cells, none, _orders(data.groups))
 
     def panes(self, data: GroupsData, id: str | None, closer: None, now_ns: int) -> Sequence[Pane]:
         group = data.groups.get(id or "")
@@ -410,3 +433,81 @@ def _orders(groups: dict[str, RolloutGroup]) -> dict[str, Callable[[str], Any]]:
         "failed": lambda id: groups[id].having(RolloutStatus.FAILED),
         "mean reward": lambda id: groups[id].mean,
     }
+
+
+# -- search ----
+
+
+MOST_FOUND: Final = 100
+"""The most calls of a search that are listed."""
+FOUND = (Column("call"), figure("ago"), Column("who says what", narrows="cut", least=30), figure("places", 1))
+
+
+@dataclass(frozen=True, slots=True)
+class SearchData:
+    """The calls that have the text, by their names, newest first."""
+
+    rows: dict[str, SearchRow]
+    more: bool
+    """True when there are more than `MOST_FOUND`."""
+
+
+class SearchView(ScreenView[SearchData, None]):
+    """The calls that have a text. It is searched for once, and again by the key that refreshes."""
+
+    name = "search"
+    title = "Search"
+    help = "what calls say: messages, tool calls and results, errors; Enter opens the call in its rollout"
+    every_s = 3600.0
+    ranged = True
+
+    def __init__(self, text: str, terms: str = "") -> None:
+        self._text, self._terms = text, terms
+
+    async def load(self, client: Client) -> SearchData:
+        asked = client.search(self._text, limited_to(self.since, self._terms), limit=MOST_FOUND + 1)
+        found = [row async for row in asked]
+        return SearchData(
+            {f"{row.span.rollout}/{row.span.attempt}#{row.span.sequence}": row for row in found[:MOST_FOUND]},
+            len(found) > MOST_FOUND,
+        )
+
+    def head(self, data: SearchData, now_ns: int) -> Text:
+        count = f"the newest {len(data.rows):,}" if data.more else f"{len(data.rows):,}"
+        return joined(f"{count} found", plain(self._text, "bold"), plain(self._terms), Text("r searches again", "dim"))
+
+    def table(self, data: SearchData, now_ns: int) -> TableModel:
+        def cells(id: str) -> Sequence[Text | str]:
+            row = data.rows[id]
+            first = rollouts.passage(row.hits[0])
+            return [plain(id), age(row.span.start_ns, now_ns), first[2:], f"{len(row.hits) + row.more:,}"]
+
+        return TableModel(FOUND, list(data.rows), cells, "No call says it.")
+
+    def panes(self, data: SearchData, id: str | None, closer: None, now_ns: int) -> Sequence[Pane]:
+        row = data.rows.get(id or "")
+        return [] if row is None else [pane("Places", rollouts.findings([row], now_ns))]
+
+    def command(self, id: str | None) -> str:
+        if id is not None:
+            return f"penstock show {shlex.quote(id)}"
+        terms = limited_to(self.since, self._terms)
+        return shlex.join(["penstock", "search", self._text, *([terms] if terms else [])])
+
+    def opens(self, data: SearchData, id: str) -> ScreenView[Any, Any]:
+        span = data.rows[id].span
+        return RolloutView(span.rollout, start=f"{span.attempt}#{span.sequence}")
+
+    def filtered(self, terms: str) -> SearchView:
+        return SearchView(self._text, terms)
+
+    def place(self) -> str:
+        return self._text
+
+    @property
+    def terms(self) -> str:
+        return self._terms
+
+    @property
+    def words(self) -> Sequence[str]:
+        return [self.name, self._text, *(["--", self._terms] if self._terms else [])]

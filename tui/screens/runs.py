@@ -86,7 +86,7 @@ class RunsView(NounScreen[RunHead, RunDetails]):
         searches = [] if closer.run.tree is None else [pane("Candidates", candidates_tree(closer.run.tree))]
         return [
             *searches,
-            Pane("Curves", lambda width: curves(closer.curves, width)),
+            Pane("Curves", lambda width, height: curves(closer.curves, width, height)),
             pane("Metrics", shown.watched(closer.run, closer.curves, [], now_ns)),
             pane("Samples", samples(closer.run, closer.curves)),
             pane("Events", _events(closer.events)),
@@ -120,15 +120,18 @@ def drawing_order(found: Sequence[Curve]) -> list[Curve]:
     return sorted(left, key=rank)
 
 
-def curves(found: Sequence[Curve], width: int) -> RenderableType:
-    """The main metrics as charts, two beside each other on a wide screen; the others are in the table."""
+def curves(found: Sequence[Curve], width: int, height: int | None = None) -> RenderableType:
+    """The main metrics as charts, two beside each other on a wide screen; the others are in the table. They fill the
+    lines there are; where these are few one scrolls."""
     chosen = drawing_order(found)
     if not chosen:
         return Text("It has not reported a point yet.")
     pieces: list[RenderableType] = []
     wide = width >= 120
     each = width // 2 - 2 if wide else width
-    blocks = [_block(curve, each) for curve in chosen[:CHARTED]]
+    below = -(-min(len(chosen), CHARTED) // (2 if wide else 1))
+    high = max(HEIGHT, (height or 0) // below - 2)
+    blocks = [_block(curve, each, high) for curve in chosen[:CHARTED]]
     if wide:
         pieces += [_beside(blocks[at : at + 2], each) for at in range(0, len(blocks), 2)]
     else:
@@ -139,11 +142,11 @@ def curves(found: Sequence[Curve], width: int) -> RenderableType:
     return Group(*pieces)
 
 
-def _block(curve: Curve, width: int) -> Text:
+def _block(curve: Curve, width: int, height: int) -> Text:
     missing = f"{curve.nulls:,} not finite" if curve.nulls else ""
     last = f"last {number(curve.last)}" if curve.last is not None else "last: not finite"
     title = joined(Text(clean(curve.metric), style="bold"), last, Text(missing, style="red"))
-    return Text("\n").join([title, chart([terminal_curve(curve)], width, HEIGHT), Text()])
+    return Text("\n").join([title, chart([terminal_curve(curve)], width, height), Text()])
 
 
 def _beside(blocks: Sequence[Text], width: int) -> Text:

@@ -229,10 +229,10 @@ def exchange_panes(detail: SpanDetail) -> Sequence[Pane]:
     return [
         Pane(
             "Request",
-            lambda _: _drawn(f"{detail.span.method} {seen.url}", seen.request_headers, request),
+            lambda width, height: _drawn(f"{detail.span.method} {seen.url}", seen.request_headers, request),
             lambda: request,
         ),
-        Pane("Response", lambda _: _response(detail, seen, response), lambda: response),
+        Pane("Response", lambda width, height: _response(detail, seen, response), lambda: response),
     ]
 
 

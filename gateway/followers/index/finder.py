@@ -154,6 +154,7 @@ _VALUES: Final[Mapping[BreakdownDimension, str]] = {
     "tool": "unnest(case when len(s.tools) > 0 then list_distinct(s.tools) else [''] end)",
     "version": "unnest(case when len(s.versions) > 0 then s.versions else [''] end)",
     "arm": "unnest(string_split(coalesce(s.arm, ''), ','))",
+    "minute": _DAY.format(" %H:%M"),
     "hour": _DAY.format(" %H:00"),
     "day": _DAY.format(""),
     **{name: f'(select r."{name}" from rollouts r where r.number = s.number)' for name in ("mode", "group", "origin")},

@@ -79,6 +79,12 @@ def test_a_call_that_died_with_its_gateway_counts_and_one_that_runs_does_not() -
     assert (rows[""].median_ns, rows["gateway_died"].median_ns) == (20_000_000, None)
 
 
+def test_calls_are_put_together_by_time(tape: MemoryTape) -> None:
+    assert {by: list(asked(tape, by)) for by in ("minute", "hour", "day")} == {
+        "minute": ["2026-09-21 14:13"], "hour": ["2026-09-21 14:00"], "day": ["2026-09-21"],
+    }  # fmt: skip
+
+
 def test_it_says_how_much_was_looked_at(tape: MemoryTape) -> None:
     found = scan_breakdown(tape, "agent", parse("", "spans"), 3)
     assert (found.complete, found.looked_at) == (False, 3)

@@ -191,7 +191,11 @@ async def test_numbers_that_json_does_not_know_are_null(
 
 async def test_the_admin_key_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_ADMIN_KEY", "a long admin key")
-    async with locally(tmp_path) as made, Client(made.url, "") as stranger, Client(made.url, "a long admin key") as owner:
+    async with (
+        locally(tmp_path) as made,
+        Client(made.url, "") as stranger,
+        Client(made.url, "a long admin key") as owner,
+    ):
         for step in (stranger.start_run(NewRun(kind="sft")), stranger.run("r")):
             with pytest.raises(ClientError, match="the admin key is missing"):
                 await step

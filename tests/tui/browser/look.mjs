@@ -27,7 +27,7 @@ try {
   await page.goto(link);
   await until(first);
   await page.waitForSelector("body.-first-byte canvas");
-  await page.focus(".xterm-helper-textarea");
+  // Without a click: the page gives the terminal the keyboard by itself.
   await page.keyboard.type(key);
   await until(then);
   const drawn = await page.evaluate(() => Array.from(document.querySelectorAll("canvas.xterm-text-layer")).some(

@@ -14,7 +14,10 @@ from fakes.tui_page import served
 
 BROWSER = environments.folder("browser")
 
-pytestmark = pytest.mark.skipif(not environments.installed("browser"), reason="needs a browser: `make install-browser`")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not environments.installed("browser"), reason="needs a browser: `make install-browser`"),
+]
 
 
 def fonts(home: Path) -> Path:
