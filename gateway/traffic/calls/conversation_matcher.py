@@ -175,7 +175,7 @@ class ConversationMatcher:
         if call.previous is not None:
             # Such a request has only the new items.
             call.conversation = story = EMPTY
-        if self._remote is not None and (story.items or call.previous is not None):
+        if self._remote is not None and (story.items or call.previous is not None or call.repeats is not None):
             call.waits = True
             return CallAddress(new_rollout(), origin="implicit")
         call.match = found = self.find(story, call.previous, call.dialect.answers, hints, call.repeats)
@@ -243,7 +243,7 @@ class ConversationMatcher:
         if call.anonymous and not call.waits:
             hints.failed = failed
             if failed and (request := _repeatable(call)) is not None:
-                if self._remote is not None and (story is not None and story.items):
+                if self._remote is not None:
                     self._remote.remember_failed(request, hints, call.address.rollout)
                 else:
                     self.conversations.failed.remember(request, hints, call.address.rollout, monotonic())
