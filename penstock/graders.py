@@ -93,7 +93,9 @@ def regex(
     answer: str | None = "answer",
 ) -> Judgement:
     """1 if the pattern is found in the answer's text, else 0. `pattern`: a regular expression of Python; None takes
-    the task's field `expected`. `^` and `$` stand for the whole text. Raises `GradeError`."""
+    the task's field `expected`. `^` and `$` stand for the whole text. Python's search has no time limit: a pattern
+    with repeats inside repeats, such as `(a+)+$`, can hold up the whole runner on an answer made for it. Raises
+    `GradeError`."""
     sought = _expected(task, expected) if pattern is None else pattern
     try:
         compiled = re.compile(sought)

@@ -41,8 +41,14 @@ LARGEST: Final = 1_000_000
 """Bytes of a page."""
 LIMITS: Final = (50_000, 20_000, 8_000, 3_000, 1_000, 300)
 """Characters of a text that are shown: the first of these with which the page is small enough, else the last."""
+_FRAME: Final = 20_000
+"""Bytes of a page that are kept for its head and its style."""
+_ROOM: Final = 700_000
+"""Bytes of the messages of all calls, where even the shortest texts make a page too large."""
 OPEN: Final = 600
 """Characters up to which a text is shown at once, and not behind a line that opens it."""
+NAME: Final = 1_000
+"""Characters of the line of a call, whose model may have any name."""
 GIST: Final = 100
 """Characters of an answer beside the line of its call."""
 BACKGROUND: Final = frozenset({"stdout", "stderr", "exit"})
@@ -101,15 +107,19 @@ class ComparedRollout:
 
 
 def rollout_page(record: RolloutRecord, now_ns: int, other: ComparedRollout | None = None) -> str:
-    """The whole page as of `now_ns`, nanoseconds since the epoch. At most `LARGEST` bytes, unless thousands of calls
-    are on it."""
-    made = ""
+    """The whole page as of `now_ns`, nanoseconds since the epoch. At most `LARGEST` bytes, unless thousands of calls,
+    or of steps that differ, are on it."""
+    title, body = f"{record.rollout.id}: {record.rollout.status}", list[str]()
     for limit in LIMITS:
-        body = _RolloutPage(record, limit).body(now_ns, other)
-        made = document(f"{record.rollout.id}: {record.rollout.status}", body, STYLE)
-        if len(made.encode()) <= LARGEST:
+        body, room = list[str](), LARGEST - _FRAME
+        for piece in _RolloutPage(record, limit).body(now_ns, other):
+            body.append(piece)
+            room -= len(piece.encode())
+            if room < 0 and limit != LIMITS[-1]:
+                break
+        if room >= 0:
             break
-    return made
+    return document(title, body, STYLE)
 
 
 class _RolloutPage:
@@ -120,6 +130,8 @@ class _RolloutPage:
         self._spans = {one.id: [it for it in spans if it.attempt == one.id] for one in self._rollout.attempts}
         answered = [d.span for d in record.details if d.turn is not None and d.turn.choices and d.span.kind == "llm"]
         self._last = answered[-1] if answered else None
+        self._room = _ROOM // max(1, len(spans)) if limit == LIMITS[-1] else LARGEST
+        """Bytes of the messages of a call."""
 
     def body(self, now_ns: int, other: ComparedRollout | None) -> Iterator[str]:
         yield from self._head(now_ns)
@@ -191,7 +203,7 @@ class _RolloutPage:
 
     def _call(self, anchor: str, span: Span, turn: Turn | None, said: Sequence[str], where: str = "") -> str:
         bad = " bad" if span.status in (SpanStatus.ERROR, SpanStatus.INTERRUPTED) else ""
-        line = text(where + _spaced(span_line(span).plain))
+        line = text(abbreviate(where + _spaced(span_line(span).plain), NAME))
         if not said:
             return f'<p class="call{bad}" id="{anchor}">{line}</p>'
         is_open = " open" if span is self._last else ""
@@ -201,8 +213,21 @@ class _RolloutPage:
         return f'<details class="call{bad}" id="{anchor}"{is_open}>{head}{"".join(said)}</details>'
 
     def _turn(self, span: Span, turn: Turn, known: int, offered: Sequence[str]) -> Iterator[str]:
-        """Yields the messages that a call added to the conversation, and its answers."""
+        """Yields what a call said, less the pieces for which the page has no room."""
         whole = f"penstock show {span.rollout}/{span.attempt}#{span.sequence}"
+        room, left = self._room, 0
+        for piece in self._pieces(turn, known, offered, whole):
+            size_ = len(piece.encode())
+            if size_ <= room:
+                room -= size_
+                yield piece
+            else:
+                left += 1
+        if left:
+            yield f'<p class="dim">… {pluralized(left, "part")} of this call not shown: {text(whole)}</p>'
+
+    def _pieces(self, turn: Turn, known: int, offered: Sequence[str], whole: str) -> Iterator[str]:
+        """Yields the messages that a call added to the conversation, and its answers."""
         if offered:
             more = f" … {len(offered) - MOST:,} more" if len(offered) > MOST else ""
             yield f'<p class="dim">Tools on offer: {text(", ".join(offered[:MOST]) + more)}</p>'
@@ -268,7 +293,7 @@ class _RolloutPage:
                 uncounted=sum(it.usage is None for it in mine),
             )
             took = duration(sum(span.duration_ns or 0 for span in mine))
-            rows.append((name, f"{len(mine):,}", f"{errors or ''}", sums(used), _cost(mine), took))
+            rows.append((abbreviate(name, NAME), f"{len(mine):,}", f"{errors or ''}", sums(used), _cost(mine), took))
         heads = ("model", "calls", "errors", "tokens", "cost", "time in calls")
         yield f'<h2>Models</h2><div class="wide">{table("Calls on this page, by model", heads, rows)}</div>'
 
@@ -351,7 +376,7 @@ def _waterfall(place: int, spans: Sequence[Span], asked: Mapping[int, int]) -> s
         kind = "bad" if span.status == SpanStatus.ERROR else span.kind if span.kind in ("llm", *TOOLS) else ""
         bars = _bar(f"{kind} waits", span.start_ns - start, wait, whole) if wait else ""
         bars += _bar(kind, span.start_ns - start + wait, took - wait, whole)
-        name = " ".join(filter(None, label(span)))
+        name = abbreviate(" ".join(filter(None, label(span))), NAME)
         inside = f"padding-left: {min(depth, 8) * 0.8:.1f}rem"
         rows.append(
             f'<li><a href="#s{place}-{span.sequence}" style="{inside}">{text(name)}</a>'

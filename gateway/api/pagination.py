@@ -477,6 +477,8 @@ class RolloutCosts:
         first_open, later = 0, _Sums()
         try:
             for span in tape.spans(attempt.rollout, attempt.id, (attempt.id, through), ("llm", "tool")):
+                if span.sequence > attempt.spans:
+                    break  # Begun since the attempt was read: `through` does not count it.
                 if span.kind == "llm" and span.status == SpanStatus.OPEN:
                     first_open = first_open or span.sequence
                 else:

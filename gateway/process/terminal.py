@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 import time
+from select import select
 from textwrap import wrap
 from typing import Final
 
@@ -28,6 +29,8 @@ from penstock.gateway.wire.http.redaction import plain_text
 
 LINES_A_SECOND: Final = 20
 """Most lines of calls a second, of all workers together."""
+_LOOKED_AT: Final = 2_000
+"""Characters of a name that are looked at."""
 _CLOSE_S: Final = 0.5
 """Seconds that the last lines may take when the gateway ends."""
 _STDOUT: Final = 1
@@ -150,7 +153,10 @@ class CallLines:
             lines.append(self._red(told) if failed else told)
         left = memoryview("".join(f"{line}\n" for line in lines).encode(sys.stdout.encoding or "utf-8", "replace"))
         while left:
-            left = left[os.write(self._out, left) :]
+            try:
+                left = left[os.write(self._out, left) :]
+            except BlockingIOError:  # another program of this terminal has made it non-blocking
+                _ = select([], [self._out], [])
         return min(len(lines), self._most)
 
     def _line(self, entry: SpanEntry) -> str:
@@ -160,7 +166,7 @@ class CallLines:
             time.strftime("%H:%M:%S", time.localtime(end_ns / 1e9)),
             _short(entry.rollout, 13),
             _short(entry.model or entry.name or f"{entry.method} {entry.path.partition('?')[0]}", 18),
-            (entry.error or entry.status) if _failed(entry) else entry.status,
+            _short(entry.error or entry.status, 30) if _failed(entry) else entry.status,
             "+".join("?" if count is None else f"{count:,}" for count in counts),
             _seconds(end_ns - entry.start_ns),
             _seconds(entry.first_byte_ns),
@@ -191,8 +197,8 @@ def _failed(entry: SpanEntry) -> bool:
 
 
 def _short(name: str, most: int) -> str:
-    """A name on one line, with secrets masked before it is cut."""
-    shown = visible_name(plain_text(name))
+    """A name on one line, with secrets masked before it is cut. The recorder does not wait for the rest of a name."""
+    shown = visible_name(plain_text(name[:_LOOKED_AT]))
     return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 

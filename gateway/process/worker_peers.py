@@ -255,6 +255,7 @@ class ConversationClient:
         self._member.notify("undo", found.number, key)
 
     def remember_failed(self, request: RepeatableRequest, hints: ConnectionHints, rollout: str) -> None:
+        hints.number = hints.number or next(self._connections)
         self._member.notify("failed", CallFailure(request, hints.number, hints.peer, rollout))
 
     async def said(self, number: int) -> bytes | None:

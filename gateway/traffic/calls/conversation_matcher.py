@@ -175,7 +175,7 @@ class ConversationMatcher:
         if call.previous is not None:
             # Such a request has only the new items.
             call.conversation = story = EMPTY
-        if self._remote is not None and (story.items or call.previous is not None):
+        if self._remote is not None and (story.items or call.previous is not None or call.repeats is not None):
             call.waits = True
             return CallAddress(new_rollout(), origin="implicit")
         call.match = found = self.find(story, call.previous, call.dialect.answers, hints, call.repeats)
@@ -243,7 +243,7 @@ class ConversationMatcher:
         if call.anonymous and not call.waits:
             hints.failed = failed
             if failed and (request := _repeatable(call)) is not None:
-                if self._remote is not None and (story is not None and story.items):
+                if self._remote is not None:
                     self._remote.remember_failed(request, hints, call.address.rollout)
                 else:
                     self.conversations.failed.remember(request, hints, call.address.rollout, monotonic())
@@ -287,8 +287,8 @@ def _repeatable(call: CallRequest) -> RepeatableRequest | None:
         return None
     said = {low: value for low, _, value in call.headers if low == RETRY_COUNT or low in CREDENTIALS}
     tries = said.pop(RETRY_COUNT, b"")
-    # A longer body takes too long to hash: conversations differ at their end.
-    told = body if len(body) <= LARGE else (len(body), body[: LARGE // 2], body[-LARGE // 2 :])
+    # A longer body takes too long to hash: conversations differ at their end, and pictures in every part.
+    told = body if len(body) <= LARGE else (len(body), body[:: len(body) // LARGE + 1], body[-LARGE // 2 :])
     count = int(tries) if tries.isdigit() and len(tries) < _DIGITS else None
     return RepeatableRequest(hash((call.path, told, *sorted(said.values()))), count)
 

@@ -329,6 +329,19 @@ def test_a_rollout_costs_what_its_calls_do_and_only_new_ones_are_read_again() ->
     assert (found.totals.cost, prices.charged) == (pytest.approx(0.5 + 4 * CALL_COST), 6)
 
 
+def test_a_call_that_ends_while_a_list_is_made_is_counted_once() -> None:
+    tape, costs = MemoryTape(), RolloutCosts(Prices())
+    tape.add(call(1))
+    rollout = tape.rollout("r1")
+    assert rollout is not None
+    early = summary(tape, rollout)
+    tape.add(call(2))
+    costs.add(tape, [early])
+    assert early.totals.cost == pytest.approx(CALL_COST)
+    tape.add(call(3))
+    assert costs_of(tape, costs).totals.cost == pytest.approx(3 * CALL_COST)
+
+
 async def test_every_answer_has_the_same_cost(http: ClientSession) -> None:
     tape = MemoryTape()
     tape.add(call(1))

@@ -57,6 +57,8 @@ def test_a_line_has_what_a_call_was_and_nothing_that_was_said() -> None:
     assert "POST /v1/models " in (shown := printed(made))
     made.model = f"\x1b]0;x\x07{KEY}"
     assert not {KEY[:12], "\x1b", "question", "answer"} & set(re.split(r"[ ?=]", shown + printed(made)))
+    assert "<U+001B>[2Jgone" in (shown := printed(failed("\x1b[2Jgone\n")))
+    assert "\x1b[2J" not in shown
     made.kind, made.name, made.model = "tool", "search", None
     assert " search " in printed(made)
 

@@ -16,17 +16,21 @@ from fakes.waiting import until
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.process import worker_peers
 from penstock.gateway.process.handover import WorkerSlot
-from penstock.gateway.process.leader_rpc import Handler, WorkerLink
+from penstock.gateway.process.leader_rpc import Handler, LeaderClient, WorkerLink
 from penstock.gateway.process.worker_peers import (
     CallFailure,
+    ConversationClient,
     ConversationQuery,
     ConversationServer,
     WorkerPeers,
     WorkerServices,
     dump,
 )
+from penstock.gateway.traffic.calls.call_request import RETRY_COUNT, CallAddress, CallRequest
 from penstock.gateway.traffic.calls.conversation_matcher import ConversationMatcher
 from penstock.gateway.traffic.calls.conversations import RepeatableRequest
+from penstock.gateway.wire.dialects import find as dialect_of
+from penstock.gateway.wire.http.client_connection import ConnectionHints
 from penstock.gateway.work.queue import MemoryQueue
 
 
@@ -107,6 +111,38 @@ async def test_a_call_that_failed_in_one_worker_may_be_repeated_in_another() -> 
         asked = ConversationQuery(1, "peer", None, b"", b"", None, answers=True, repeats=repeats)
         rollout, ambiguous, _, retry = await other["find"](msgspec.to_builtins(asked))
         assert (rollout == "r1", ambiguous, retry) == (expected, False, expected)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/embeddings", b'{"input": "hi"}'), ("/v1/responses", b'{"input": "hi", "previous_response_id": "r-0"}')],
+)
+@pytest.mark.parametrize("counts", [True, False])
+async def test_calls_without_a_conversation_are_repeated_in_another_worker_too(
+    path: str, body: bytes, counts: bool
+) -> None:
+    handlers = ConversationServer(ConversationMatcher()).handlers(cast(WorkerLink, None))
+
+    async def ask(kind: str, said: Any) -> Any:
+        return await handlers[kind](msgspec.to_builtins(said))
+
+    def tell(kind: str, *said: Any) -> None:
+        _ = handlers[kind](*map(msgspec.to_builtins, said))
+
+    leader = cast(LeaderClient, SimpleNamespace(request=ask, notify=tell))
+    one, other = (ConversationMatcher(ConversationClient(leader)) for _ in range(2))
+    rollouts, here = list[str](), ConnectionHints("peer")
+    for tries, worker in enumerate([one, other] if counts else [one, one]):
+        call, found = CallRequest(CallAddress("?"), dialect_of("POST", path), path, body), asyncio.Event()
+        hints = ConnectionHints("peer") if counts else here
+        headers = [(RETRY_COUNT, RETRY_COUNT, b"%d" % tries)] if counts else []
+        call.address = worker.match(call, hints, headers)
+        if call.waits:
+            worker.follow(call, hints, found.set)
+            await asyncio.wait_for(found.wait(), 30)
+        worker.remember(call, hints, None, failed=True)
+        rollouts.append(call.address.rollout)
+    assert rollouts[0] == rollouts[1]
 
 
 async def test_calls_of_which_nothing_is_heard_any_more_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,6 +110,24 @@ def test_fifty_long_calls_stay_below_a_megabyte(letter: str) -> None:
     assert "50 of 80 spans are shown: --calls 80 shows all." in made
 
 
+@pytest.mark.parametrize("kind", ["messages", "names", "tools"])
+def test_calls_of_many_messages_and_long_names_stay_below_a_megabyte_too(kind: str) -> None:
+    long, answer = "m" * 50_000, [Choice(message=said("The answer.", "assistant"))]
+    messages = [said(f"{at} {long[:400]}") for at in range(200)] if kind == "messages" else [said(long, long)]
+    offered = [Tool(name=long)] if kind == "tools" else []
+    turn = Turn(dialect="chat", messages=messages, choices=answer, tools=offered)
+    spans = [call(at, model=long if kind == "names" else "m") for at in range(1, 51)]
+    # Each call has a conversation of its own.
+    details = [
+        SpanDetail(span=it, turn=turn.model_copy(update={"messages": [said(str(it.sequence)), *messages]}))
+        for it in spans
+    ]
+    made = rollout_page(RolloutRecord(summary(50), details), NOW)
+    assert len(made.encode()) <= LARGEST
+    assert made.count("The answer.</pre>") == 50
+    assert kind == "names" or "of this call not shown: penstock show r1/a1#50</p>" in made
+
+
 def test_the_page_says_what_happened_and_what_differs() -> None:
     again = said("How is the weather?")
     first = Turn(

@@ -162,6 +162,20 @@ async def test_who_begins_with_the_same_words_after_a_failure_is_another(stage: 
     assert sorted(one.totals.calls for one in await stage.rollouts(4)) == [1, 1, 1, 2]
 
 
+async def test_large_requests_that_differ_in_the_middle_are_two(stage: Stage) -> None:
+    stage.model.faults = [500] * 2
+    url = f"{stage.gateway.url}/v1/chat/completions"
+    for letter, tries, count in (("a", "0", 1), ("b", "1", 2), ("a", "1", 2)):
+        said = f"{'x' * 200_000}{letter * 50_000}{'y' * 200_000}"
+        asked = {"model": "m", "messages": [{"role": "user", "content": said}]}
+        async with (
+            ClientSession() as http,
+            http.post(url, json=asked, headers={"x-stainless-retry-count": tries}) as answer,
+        ):
+            await answer.read()
+        _ = await stage.rollouts(count)
+
+
 async def test_who_does_not_count_repeats_on_the_same_connection(stage: Stage) -> None:
     stage.model.faults = [500]
     url = f"{stage.gateway.url}/v1/chat/completions"
