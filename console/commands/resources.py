@@ -114,19 +114,30 @@ def add(
     with_client(gateway, ask)
 
 
-def show_resource(name: str, /, *, json: Json = False, gateway: Url = LOCAL) -> None:
+def show_resource(name: str, /, *, text: Flag = False, json: Json = False, gateway: Url = LOCAL) -> None:
     """Show a resource with its versions, or one version with its text.
 
     Parameters
     ----------
     name
         NAME or NAME@VERSION.
+    text
+        Print only the version's text, byte for byte, as `resource add --file` takes it: `> FILE` keeps it.
     """
     from penstock.console.views import resources
 
+    resource, at, wanted = name.partition("@")
+    if text and (json or not at):
+        raise CommandError(f"--text prints one version: {resource}@VERSION --text, without --json", 2)
+
     async def ask(client: Client) -> None:
-        resource, at, wanted = name.partition("@")
         found = await client.resource(resource)
+        if text:
+            content = _version(found, wanted).content
+            if "text" not in content:
+                raise CommandError(f"{name} is a model: it has no text")
+            sys.stdout.buffer.write(content["text"].encode())
+            return
         if at:
             one = _version(found, wanted)
             show([one], json, lambda: resources.version(one))

@@ -95,14 +95,16 @@ async def test_versions_are_added_shown_and_compared(shell: Shell) -> None:
         "careful", "v1", "ask first", CANDIDATE,
     )  # fmt: skip
     assert made["author"] == (await shell.run("resource", "show", "travel@careful", "--json")).rows[0]["author"] != ""
-    listed, shown, one, diff = await asyncio.gather(
+    listed, piped, shown, one, diff = await asyncio.gather(
         shell.run("resource", "list"),
+        shell.run("resource", "show", "travel@v1", "--text"),
         shell.run("resource", "show", "travel"),
         shell.run("resource", "show", "travel@v1"),
         shell.run("resource", "diff", "travel", "v1", "careful"),
     )
     assert words(listed.text)[1][:5] == ["travel", "prompt", "v1", "careful", "2"]
     assert [line[0] for line in words(shown.text)] == ["travel", "version", "v1", "careful"]
+    assert piped.text == STABLE, "not byte for byte: an edited copy would not be recognised as the same prompt"
     assert "author  ann\n" in one.text
     assert one.text.endswith(f"\n\n{STABLE}\n")
     assert diff.text.splitlines()[:2] == ["--- travel@v1", "+++ travel@careful"]
@@ -133,6 +135,7 @@ WRONG: list[tuple[tuple[str, ...], int, str]] = [
     (("resource", "add", "travel", "--file", "slotless.txt"), 1, "missing {date}"),
     (("resource", "show", "none"), 1, "there is no resource 'none'; `penstock resource list`"),
     (("resource", "show", "travel@v9"), 1, "'travel' has no version 'v9'; it has v1, v2"),
+    (("resource", "show", "travel", "--text"), 2, "--text prints one version: travel@VERSION --text, without --json"),
     (("resource", "diff", "travel", "v1", "v9"), 1, "'travel' has no version 'v9'"),
     (("prompts", "check", "two.txt"), 1, "two.txt: no registered prompt"),
     (("prompts", "discover", "--register", "x"), 1, "no prompt was found, and so none is registered"),

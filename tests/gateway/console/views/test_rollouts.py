@@ -14,6 +14,7 @@ from rich.console import Group
 
 from penstock.console.views import queue as pictures
 from penstock.console.views import rollout_tree, rollouts
+from penstock.console.views.rollout_page import RolloutRecord, rollout_page
 from penstock.gateway.api.pagination import RolloutCosts, summary
 from penstock.gateway.api.rollouts import detail_of
 from penstock.gateway.model.answers import Change, ModelStats, RewardStats, ServerState, SpanDetail, Stats
@@ -212,6 +213,15 @@ def test_spans() -> None:
 
 def test_a_rollout_is_told_once() -> None:
     check_golden("rollout", rollout_tree.rollout_tree(*details(weather_tape())))
+
+
+def test_the_head_of_a_rollout_names_the_versions_that_served_it() -> None:
+    rollout, shown = details(weather_tape())
+    arm = {"versions": {"planner": "v2", "search": "v1"}, "arm": "planner-1:candidate,search-3:stable"}
+    shown = [one.model_copy(update={"span": one.span.model_copy(update=arm)}) for one in shown]
+    served = "planner@v2, search@v1 (candidate of planner-1, stable of search-3)"
+    assert text_of(rollout_tree.rollout_tree(rollout, shown), 300).splitlines()[0].rstrip().endswith(f"  {served}")
+    assert f"<dt>served by</dt><dd>{served}</dd>" in rollout_page(RolloutRecord(rollout, shown), 0)
 
 
 def test_a_part_of_a_rollout_says_what_is_left_out() -> None:
