@@ -302,7 +302,7 @@ async def test_a_release_is_started_watched_and_verified(shell: Shell, traffic: 
     watching = await shell.start("release", "watch", "travel", "--html", "travel.html")
     assert watching.stdout is not None
     first = (await asyncio.wait_for(watching.stdout.readline(), PATIENCE)).decode()
-    assert "start → draft  by ann (claimed)  kinder" in first
+    assert "start → draft  by ann (unverified)  kinder" in first
     assert "<h1>travel-1: canary</h1>" in html.read_text()
     _ = await traffic.run(names("r", 30), lambda arm: 1.0)
     await traffic.call("awaited")
@@ -322,7 +322,7 @@ async def test_a_release_is_started_watched_and_verified(shell: Shell, traffic: 
     assert ended.text == "travel-1  rolled back  it is rude\n"
     rest, err = await shell.end_of(watching)
     assert (watching.returncode, err) == (0, b"")
-    assert tells(rest.decode(), "rollback → rolled back", "by bob (claimed)", "it is rude")
+    assert tells(rest.decode(), "rollback → rolled back", "by bob (unverified)", "it is rude")
     assert "<h1>travel-1: rolled back</h1>" in html.read_text()
     assert f"<td>{int(view.figures['candidate.assigned']):,}</td>" in html.read_text()
     assert ">Evidence</title>" in html.read_text()
@@ -346,7 +346,7 @@ async def test_watching_goes_on_when_the_gateway_is_restarted(
         await client.decide(release.id, "abort", ActionRequest(who="ann", why="enough"))
         rest, err = await shell.end_of(watching)
     assert (watching.returncode, err) == (0, b"")
-    assert "abort → aborted  by ann (claimed)  enough\n" in rest.decode()
+    assert "abort → aborted  by ann (unverified)  enough\n" in rest.decode()
 
 
 class Faltering(Client):

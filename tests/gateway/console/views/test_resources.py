@@ -65,6 +65,7 @@ def test_a_release_looks_as_it_did() -> None:
 def test_lists_and_chains_look_as_they_did() -> None:
     trial = ramped().person("rollback", "rolled_back", split=0.0)
     rows = [trial.release, Trial.of(id="x-2", resource="x").release]
+    trial.audit[1].evidence["slots"] = ["date", "name"]
     shown = [releases.RELEASES.table(rows, NOW), Text(), releases.history(trial.release, trial.audit)]
     check_widths("release-history", Group(*shown))
 
