@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -257,9 +257,10 @@ def _figure_value(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, dict):
-        return ", ".join(f"{_figure_name(str(key))} {_figure_value('', it)}" for key, it in value.items())
+        value = cast("dict[str, Any]", value)
+        return ", ".join(f"{_figure_name(key)} {_figure_value('', it)}" for key, it in value.items())
     if isinstance(value, list):
-        return ", ".join(str(it) for it in value)
+        return ", ".join(str(it) for it in cast("list[Any]", value))
     if isinstance(value, int | float) and (name in SHARES or (last in GOOD and last != "cost" and "guard" not in name)):
         return percent(value)
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -127,17 +127,22 @@ WRONG: list[tuple[tuple[str, ...], int, str]] = [
     (("resource", "add", "x"), 2, "say what it is: --file TEXT for a prompt"),
     (("resource", "add", "x", "--file", "none.txt"), 1, "none.txt: No such file or directory"),
     (("resource", "add", "x", "--file", "odd.txt"), 1, "odd.txt is not UTF-8: byte 3"),
-    (("resource", "add", "x", "--file", "brace.txt"), 2, "content.text: line 2, column 3: a single {"),
+    (("resource", "add", "x", "--file", "brace.txt"), 2, "brace.txt: line 2, column 3: a single {"),
     (("resource", "add", "x", "--base", "m"), 2, "a model needs --upstream"),
     (("resource", "add", "x", "--upstream", "u", "--file", "one.txt"), 2, "--upstream is for a model"),
     (("resource", "add", "x", "--upstream", "u", "--base", "m", "--adapter", "a"), 2, "content.adapter: "),
     (("resource", "add", "a b", "--file", "one.txt"), 1, "resource: 'a b' is not an id"),
-    (("resource", "add", "travel", "--file", "slotless.txt"), 1, "missing {date}"),
+    (
+        ("resource", "add", "travel", "--file", "slotless.txt"),
+        1,
+        "slotless.txt: its slots are not those of travel@v1: missing {date}",
+    ),
     (("resource", "show", "none"), 1, "there is no resource 'none'; `penstock resource list`"),
     (("resource", "show", "travel@v9"), 1, "'travel' has no version 'v9'; it has v1, v2"),
     (("resource", "show", "travel", "--text"), 2, "--text prints one version: travel@VERSION --text, without --json"),
     (("resource", "diff", "travel", "v1", "v9"), 1, "'travel' has no version 'v9'"),
-    (("prompts", "check", "two.txt"), 1, "two.txt: no registered prompt"),
+    (("prompts", "check", "slotless.txt"), 1, "slotless.txt: no registered prompt"),
+    (("prompts", "check", "two.txt"), 1, "two.txt: a version of travel that agents do not send"),
     (("prompts", "discover", "--register", "x"), 1, "no prompt was found, and so none is registered"),
     (("prompts", "discover", "statsu:x"), 1, "did you mean 'status'?"),
     (("release", "start", "travel"), 2, "--candidate is missing."),
@@ -190,7 +195,7 @@ async def test_a_prompt_is_discovered_registered_and_told(
 ) -> None:
     await asked(Traffic(local.url, http, client), 25)
     shown = await shell.run("prompts", "discover")
-    assert shown.text.startswith("1 prompt in 25 calls.\n\n1.  25 messages  100.0% of its call-site  no agent named")
+    assert shown.text.startswith("1 prompt in 25 calls.\n\n1.  25 messages  coverage 100.0%  no agent named")
     assert "not registered\nYou are a travel agent" in shown.text
     assert await client.resources() == []
     registered = await shell.run("prompts", "discover", "--register", "travel", "--author", "ann")

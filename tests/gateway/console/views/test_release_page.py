@@ -149,7 +149,7 @@ def test_a_chart_shows_the_figures_of_its_caption() -> None:
 
 
 def test_equal_rewards_are_drawn_between_worst_and_best() -> None:
-    trial = Trial.of(SHORT).prepare().run(30, lambda *_: 1.0)
+    trial = Trial.of(SHORT).prepare().run(30, steady(1.0, 1.0))
     _, rewards, *_ = release_charts(
         trial.view, trial.history, evidence_series(trial.release, trial.history), 2 * 10**18
     )
