@@ -85,12 +85,12 @@ def _as_sent(head: Span, there: set[str]) -> bool:
     return there.issuperset((head.attributes or {}).get(PROMPTS, {}).values())
 
 
-def recogniser(resources: list[ResourceView]) -> Recogniser:
-    """A recogniser of the texts that the gateway recognises."""
+def recogniser(resources: list[ResourceView], unsent: bool = False) -> Recogniser:
+    """A recogniser of the texts that the gateway recognises, those that agents send; or of the others, if `unsent`."""
     known: list[RegisteredText] = []
     for version in (version for resource in resources for version in resource.versions):
         content = version.read()
-        if isinstance(content, PromptText | ToolText) and content.sent:
+        if isinstance(content, PromptText | ToolText) and content.sent != unsent:
             known.append(RegisteredText.of(version.name, content))
     return Recogniser(known)
 

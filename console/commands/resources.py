@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -104,29 +106,56 @@ def add(
     """
     from penstock.console.views import resources
 
-    new = version.new(*_content(text, weights))
+    with _of_file(text.file):
+        new = version.new(*_content(text, weights))
 
     async def ask(client: Client) -> None:
         before = [version for one in await client.resources() if one.name == name for version in one.versions]
-        added = await client.add_version(name, new)
+        with _of_file(text.file):
+            added = await client.add_version(name, new)
         show([added], json, lambda: resources.added(added, before))
 
     with_client(gateway, ask)
 
 
-def show_resource(name: str, /, *, json: Json = False, gateway: Url = LOCAL) -> None:
+@contextmanager
+def _of_file(file: str | None) -> Generator[None]:
+    """Names the file in what is said of the text in it."""
+    from penstock.gateway.client.connection import Refused
+
+    try:
+        yield
+    except (CommandError, Refused) as error:
+        what, colon, why = str(error).partition(": ")
+        if file is None or what != "content.text" or not colon:
+            raise
+        raise CommandError(f"{file}: {why}", error.code if isinstance(error, CommandError) else 1) from None
+
+
+def show_resource(name: str, /, *, text: Flag = False, json: Json = False, gateway: Url = LOCAL) -> None:
     """Show a resource with its versions, or one version with its text.
 
     Parameters
     ----------
     name
         NAME or NAME@VERSION.
+    text
+        Print only the version's text, byte for byte, as `resource add --file` takes it: `> FILE` keeps it.
     """
     from penstock.console.views import resources
 
+    resource, at, wanted = name.partition("@")
+    if text and (json or not at):
+        raise CommandError(f"--text prints one version: {resource}@VERSION --text, without --json", 2)
+
     async def ask(client: Client) -> None:
-        resource, at, wanted = name.partition("@")
         found = await client.resource(resource)
+        if text:
+            content = _version(found, wanted).content
+            if "text" not in content:
+                raise CommandError(f"{name} is a model: it has no text")
+            sys.stdout.buffer.write(content["text"].encode())
+            return
         if at:
             one = _version(found, wanted)
             show([one], json, lambda: resources.version(one))
@@ -255,15 +284,20 @@ def check(file: Text, /, *, tool: str | None = None, json: Json = False, gateway
     text = text_of(file)
 
     async def ask(client: Client) -> None:
-        found = recogniser(await client.resources()).recognise(text, tool)
+        known = await client.resources()
+        found = recogniser(known).recognise(text, tool)
         if not isinstance(found, TextMatch):
-            raise CommandError(f"{file}: {UNKNOWN[found]}")
+            other = recogniser(known, unsent=True).recognise(text, tool)
+            raise CommandError(
+                f"{file}: {UNSENT.format(other.known.resource) if isinstance(other, TextMatch) else UNKNOWN[found]}"
+            )
         told = PromptMatch(resource=found.known.resource, slots=dict(found.slots), sha256=found.sha256)
         show([told], json, lambda: resources.recognised(found))
 
     with_client(gateway, ask)
 
 
+UNSENT = "a version of {} that agents do not send, so the gateway does not look for it (resource add --sent)"
 UNKNOWN = {
     "miss": "no registered prompt; the gateway passes it as it is (resource add --sent registers one)",
     "ambiguous": "it could be two prompts, or one in two ways; the gateway passes it as it is",
@@ -284,7 +318,7 @@ def _chosen(found: list[tuple[PromptProposal, str | None]], number: int | None) 
 def _register(url: str, name: str, one: PromptProposal, author: str, json: bool) -> None:
     from penstock.console.views import resources
 
-    note = f"discovered in {one.messages} messages, {one.coverage:.1%} of its call-site"
+    note = f"discovered in {one.messages} messages, coverage {one.coverage:.1%}"
     about = {"author": author} if author else {}
     new = new_version(kind="prompt", content={"text": one.template.source, "sent": True}, note=note, **about)
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from penstock.console.views.noun import NounRows, NounSelection, NounView
 from penstock.console.views.rollouts import cost, sums, unpriced
-from penstock.console.views.table import Column, Listing, clean, duration, figure, moment, number, plain
+from penstock.console.views.table import Column, Listing, clean, duration, figure, moment, plain
 from penstock.gateway.model.answers import Breakdown, UnreadRow
 from penstock.gateway.model.prices import staleness_warning
 from penstock.gateway.model.state import SqlAnswer, SqlViews
@@ -28,10 +28,11 @@ def breakdown(found: Breakdown) -> Group:
         figure("rollouts", 3), figure("reward"),
     )  # fmt: skip
     for row in found.rows:
+        value = plain(row.value) if row.value else Text("(none)", "dim")
         listing.add_row(
-            plain(row.value), f"{row.calls:,}", f"{row.errors:,}", f"{row.cancelled:,}", sums(row), cost(row),
+            value, f"{row.calls:,}", f"{row.errors:,}", f"{row.cancelled:,}", sums(row), cost(row),
             f"{row.tool_calls:,}", duration(row.median_ns), duration(row.p95_ns), f"{row.rollouts:,}",
-            number(row.reward),
+            "" if row.reward is None else f"{row.reward:.3f}",
         )  # fmt: skip
     over = "the whole tape" if found.complete else f"the newest {found.looked_at:,} spans"
     said = [Text(f"{found.more:,} more values; a filter leaves out some.")] if found.more else []

@@ -26,6 +26,7 @@ from penstock.console.views.releases import (
     difference,
     latest,
     left_out,
+    mean_difference,
     path,
     ramp_thresholds,
     release_result,
@@ -323,18 +324,21 @@ def _traffic(view: ReleaseView, history: History, now_ns: int) -> Chart:
 def _rewards(view: ReleaseView, points: Sequence[EvidencePoint]) -> Chart:
     lines = [LineSeries(arm, _values(points, f"{arm}.reward"), style) for style, arm in enumerate(ARMS)]
     means = ", ".join(f"{line.name} {line.points[-1][1]:.3f}" for line in lines if line.points)
+    level = len({y for line in lines for _, y in line.points}) == 1
     return Chart(
         "Reward",
         f"Mean reward of each arm, from 0 to 1. Now: {means or 'none'}.",
         lines,
         f"counted {view.release.policy.observation_noun}",
         "mean reward",
+        bounds=(0, 1) if level else None,
     )
 
 
 def _difference(view: ReleaseView, points: Sequence[EvidencePoint]) -> Chart:
     band = [(float(at), *interval) for at, _, interval in points if interval is not None]
-    line = LineSeries("candidate less stable, midpoint", [(x, (low + high) / 2) for x, low, high in band], 1)
+    means = [(float(one.counted), mean_difference(one.figures)) for one in points]
+    line = LineSeries("candidate less stable", [(x, y) for x, y in means if y is not None], 1)
     limits = [("no difference", 0.0)]
     if view.release.margin:
         limits.append(("margin", -view.release.margin))

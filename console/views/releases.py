@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.text import Text
 
 from penstock.console.views.noun import NounRows, NounSelection, NounView
 from penstock.console.views.table import (
     Column,
+    Indented,
+    Line,
     Listing,
     age,
     ago,
@@ -53,10 +54,24 @@ GOOD = {
 instead."""
 SHARES = ("split", "share", "before", "agreement", "candidate", "incumbent", "candidate_errors", "live_errors")
 """Figures of the audit trail that are shares of 1."""
+FIGURES = {
+    "number": "last assignment",
+    "seen": "counted",
+    "d": "margin",
+    "harm": "e-value of harm",
+    "non_inferiority": "e-value of no loss",
+    "early": "last early look",
+    "answer_s": "seconds to answer",
+    "until_ns": "calls before (ns)",
+}
+ARM_FIGURES = {"reward": "mean reward", "missing": "without a reward", "early": "early looks"}
+"""Figures of the audit trail in words, and those of an arm."""
 BAR = 20
 """Characters of a full bar, which stands for the limit."""
 LAST = 5
 """Number of the chain's last entries that a status shows."""
+SMALL_MARGIN = 0.01
+"""Margin below which a share of the mean reward is too little to be seen."""
 SIGNS = {"done": "✓", "skipped": "skipped", "failed": "✗", "now": "", "ahead": ""}
 EVIDENCE = (
     Column("evidence"),
@@ -122,6 +137,10 @@ def status(
     reach = [line for name, one in view.coverage.items() for line in coverage_lines(name, one, now_ns)]
     pieces += [Text(), *(joined("coverage", line) for line in reach)]
     pieces += [joined("waits for", clean(one)) for one in wait_conditions(view)]
+    if len(audit) > last:
+        pieces.append(
+            Text(f"the last {last} of {len(audit)} changes; all: penstock release history {release.id}", "dim")
+        )
     return Group(*pieces, *(entry(one, release) for one in audit[-last:]))
 
 
@@ -199,9 +218,8 @@ def history(release: Release, entries: Sequence[AuditTrailEntry]) -> Group:
     lines: list[RenderableType] = [joined(Text(clean(release.id), style="bold"), _stage(release))]
     for one in entries:
         lines.append(Text(f"{one.number:>3}  ").append_text(entry(one, release)))
-        if one.evidence:
-            figures = "  ".join(clean(_figure(name, value)) for name, value in one.evidence.items())
-            lines.append(Padding.indent(Text(figures, style="dim"), 5))
+        if found := [Text(clean(it), style="dim") for it in _evidence_words(one.evidence)]:
+            lines.append(Indented(Line(*found), 5))
     return Group(*lines)
 
 
@@ -210,14 +228,42 @@ def canary_share(one: AuditTrailEntry, release: Release) -> str:
     return of_new(one.split, release) if one.after == "canary" else ""
 
 
-def _figure(name: str, value: object) -> str:
-    """A figure of the evidence; a share as a percentage, an arm's goodness (`stable.error`) in the words of `GOOD`."""
-    before, _, last = name.rpartition(".")
-    if name in SHARES and isinstance(value, int | float):
-        return f"{name} {percent(value)}"
-    if last in GOOD and last != "cost" and before.split(".")[-1] in ARMS and isinstance(value, int | float):
-        return f"{before} {GOOD[last]} {percent(value)}"
-    return f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}"
+def _evidence_words(evidence: Mapping[str, Any]) -> Iterator[str]:
+    """The evidence of an entry in words; what is empty, and what the entry says already, is left out."""
+    for name, value in evidence.items():
+        if name == "ok":
+            yield "passed" if value else "not passed"
+        elif name != "skipped" and value not in ({}, [], None):
+            yield f"{_figure_name(name)} {_figure_value(name, value)}"
+
+
+def _figure_name(name: str) -> str:
+    """The name of a figure in words; an arm's goodness (`stable.error`) in those of `GOOD`."""
+    if name.startswith(f"{HOLDBACK}."):
+        return f"{HOLDBACK}: {_figure_name(name.removeprefix(f'{HOLDBACK}.'))}"
+    arm, _, last = name.partition(".")
+    if arm == "guard":
+        guard, _, test = last.partition(".")
+        return f"e-value of {'no loss in ' if test else ''}guard {guard.replace('_', ' ')}"
+    if arm == "srm":
+        return f"e-value of the split in {last}"
+    if arm in ARMS and last:
+        return f"{arm} {ARM_FIGURES.get(last) or GOOD.get(last) or last.replace('_', ' ')}"
+    return FIGURES.get(name) or name.replace("_", " ")
+
+
+def _figure_value(name: str, value: Any) -> str:
+    last = name.rpartition(".")[2]
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        value = cast("dict[str, Any]", value)
+        return ", ".join(f"{_figure_name(key)} {_figure_value('', it)}" for key, it in value.items())
+    if isinstance(value, list):
+        return ", ".join(str(it) for it in cast("list[Any]", value))
+    if isinstance(value, int | float) and (name in SHARES or (last in GOOD and last != "cost" and "guard" not in name)):
+        return percent(value)
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def of_new(share: float, release: Release) -> str:
@@ -240,17 +286,27 @@ def started(release: Release, expected: Forecast | None = None) -> Text:
 def forecast_text(release: Release, expected: Forecast) -> str:
     """The forecast for a release with an equal candidate, in sentences."""
     if expected.rollouts is None and expected.mean is not None:
-        return "No forecast: with this policy a release may take more rollouts than are played for one."
+        return "No forecast: with this policy a release may take more rollouts than are simulated for one."
     if expected.rollouts is None or expected.held is None or expected.mean is None:
         return "No forecast: too few rollouts of the stable version have a reward."
     days = "" if expected.days is None else f", {days_in_words(expected.days)} at {expected.per_day or 0:,.0f} a day"
     taken = f"{expected.rollouts:,} rollouts{', each of another unit' if release.policy.by_unit else ''}"
     margin = "" if release.policy.hold_split else f" and a margin of {release.margin:.3g}"
+    held = round(expected.held * expected.played)
+    mostly = 2 * held > expected.played
+    ends = "held for a person" if mostly else "decided"
     return (
-        f"Forecast for an equal candidate, at a mean reward of {expected.mean:.2f}{margin}: decided after about "
-        f"{taken}{days}; {round(expected.held * expected.played)} of {expected.played} played "
-        "releases were held."
+        f"Forecast for an equal candidate, at a mean reward of {expected.mean:.2f}{margin}: "
+        f"{ends} after about {taken}{days}; {held} of {expected.played} simulated releases were held."
+        f"{_advice(release) if mostly else ''}"
     )
+
+
+def _advice(release: Release) -> str:
+    """The way out of a forecast in which most releases are held."""
+    if not release.policy.hold_split and release.margin < SMALL_MARGIN:
+        return " The margin is a share of the mean reward, which is near 0: set margin_absolute in the policy."
+    return " A larger margin, a longer horizon or a reward that says more would decide more of them."
 
 
 def days_in_words(days: float) -> str:
@@ -466,6 +522,11 @@ def release_result(view: ReleaseView) -> str:
         better = f"no worse: {against}; a loss of {release.margin:.3g} or more is excluded"
         better = better if release.margin else f"better: {against}"
         return f"{name} was {better}." if against and sound.crossed else f"{name} was promoted{why}."
+    if release.stage == "held" and against and seen >= policy.horizon and not sound.crossed:
+        loss = (
+            f"no harm, nor does it exclude a loss of {release.margin:.3g}" if release.margin else "no harm, nor a gain"
+        )
+        return f"Not decided: {name} has {against}; that shows {loss}."
     if release.stage in ("held", "aborted"):
         return f"Not decided: {name} was {release.stage}{why}."
     if release.stage != "canary":
@@ -552,11 +613,17 @@ def units(release: Release) -> str | None:
 
 def difference(view: ReleaseView) -> str | None:
     """Candidate less stable with its confidence sequence; None while there is no reward of both."""
-    stable, candidate = (latest(view.figures)[0].get(f"{arm}.reward") for arm in ARMS)
-    if view.interval is None or stable is None or candidate is None:
+    less = mean_difference(view.figures)
+    if view.interval is None or less is None:
         return None
     low, high = view.interval
-    return f"{candidate - stable:+.3f}, between {low:+.3f} and {high:+.3f} (95 % confidence sequence)"
+    return f"{less:+.3f}, between {low:+.3f} and {high:+.3f} (95 % confidence sequence)"
+
+
+def mean_difference(figures: Figures) -> float | None:
+    """The candidate's mean reward less the stable's; None while there is no reward of both."""
+    stable, candidate = (latest(figures)[0].get(f"{arm}.reward") for arm in ARMS)
+    return None if stable is None or candidate is None else candidate - stable
 
 
 def left_out(release: Release, figures: Figures) -> int:

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 SLOT = "bold cyan"
 """Style of slots, which stand in braces too, for terminals without colours."""
+SELDOM = "not by agents: they get it by a release, or by its name"
+"""How a version reaches calls that agents do not send."""
+WIDEST, CONTEXT = 60, 12
+"""Characters of a version's text in a list, and how many of them at least stand before what differs."""
 FEW = 4
 """Number of values that are named; more are counted."""
 _UNSENT = (
@@ -91,25 +95,38 @@ def resource(one: ResourceView, now_ns: int) -> Group:
     live = [joined("live", clean(release)) for release in one.releases]
     reach: Iterable[str] = () if one.coverage is None else releases.coverage_lines(one.name, one.coverage, now_ns)
     live += [joined("coverage", line) for line in reach]
-    made = Listing(*VERSIONS)
+    made, shared = Listing(*VERSIONS), _shared(one.versions)
     for it in one.versions:
         names = (plain(it.version), plain(it.parent), plain(it.author), ago(it.created_ns, now_ns))
-        made.add_row(*names, plain(_brief(it)), plain(it.note))
+        made.add_row(*names, plain(_brief(it, shared)), plain(it.note))
     return Group(head, *rules, *live, made)
 
 
-def _brief(version: Resource) -> str:
-    """The weights of a model, or the beginning of a text."""
+def _shared(versions: Sequence[Resource]) -> int:
+    """The number of characters that may be left out at the beginning of each text, because all texts have them: what
+    differs begins some words later. 0 where that is near the beginning, or there is one text."""
+    texts: list[str] = sorted({it.content["text"] for it in versions if "text" in it.content})
+    if len(texts) < 2:
+        return 0
+    first, last = texts[0], texts[-1]
+    same = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
+    return 0 if same < WIDEST // 2 else first.rfind(" ", 0, same - CONTEXT) + 1
+
+
+def _brief(version: Resource, shared: int) -> str:
+    """The weights of a model, or a text from its first `shared` characters on."""
     if version.kind == "model":
         return " ".join(f"{name}={value}" for name, value in version.content.items() if value is not None)
     tool = f"{version.content['tool']}: " if "tool" in version.content else ""
-    return f"{tool}{abbreviate(version.content['text'], 60)}"
+    return f"{tool}{'… ' if shared else ''}{abbreviate(version.content['text'][shared:], WIDEST)}"
 
 
 def version(one: Resource) -> Group:
     """A version with its metadata and its whole text."""
     facts = {"parent": one.parent, "author": one.author, "note": one.note, "sha256": one.sha256}
-    facts |= {name: value for name, value in one.content.items() if name != "text"}
+    facts |= {name: value for name, value in one.content.items() if name not in ("text", "sent")}
+    if "text" in one.content:
+        facts["sent"] = "by agents: it is recognised in their calls" if one.content.get("sent") else SELDOM
     lines = [joined(Text(name, style="dim"), clean(value)) for name, value in facts.items() if value not in (None, "")]
     template = one.template
     shown: list[RenderableType] = [] if template is None else [Text(), text(template)]
@@ -191,7 +208,7 @@ def proposals(found: Sequence[tuple[PromptProposal, str | None]], calls: int, le
 
 def _proposal(number: int, one: PromptProposal, known: str | None) -> Iterator[RenderableType]:
     agent = f"agent {clean(one.agent)}" if one.agent else "no agent named"
-    covered = f"{one.coverage:.1%} of its call-site"
+    covered = f"coverage {one.coverage:.1%}"
     registered = f"registered as {clean(known)}" if known else "not registered"
     yield joined(Text(f"{number}.", style="bold"), pluralized(one.messages, "message"), covered, agent, one.call_site)
     yield joined(Text(registered, style="green" if known else "yellow"))

@@ -26,7 +26,7 @@ from penstock.console.views.rollout_tree import (
     message_text,
     nested_spans,
 )
-from penstock.console.views.rollouts import cost, gaps, label, length, span_line, sums, tools
+from penstock.console.views.rollouts import cost, gaps, label, length, served_versions, span_line, sums, tools
 from penstock.console.views.svg import text
 from penstock.console.views.table import Listing, abbreviate, compact, duration, moment, number, size
 from penstock.gateway.model.answers import SpanDetail
@@ -158,6 +158,7 @@ class _RolloutPage:
             "reward": number(one.reward) or "none",
             "mode": one.mode,
             "group": one.group or "",
+            "served by": served_versions(detail.span for detail in self._record.details),
             "calls": pluralized(t.calls, "call"),
             "errors": f"{t.errors:,}" if t.errors else "",
             "tokens": sums(t) if t.calls else "",

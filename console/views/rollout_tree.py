@@ -19,7 +19,17 @@ from rich.segment import Segment
 from rich.text import Text
 from rich.tree import Tree
 
-from penstock.console.views.rollouts import BRIEF, cost, gaps, pluralized, span_facts, status, style, summary_facts
+from penstock.console.views.rollouts import (
+    BRIEF,
+    cost,
+    gaps,
+    pluralized,
+    served_versions,
+    span_facts,
+    status,
+    style,
+    summary_facts,
+)
 from penstock.console.views.table import Line, abbreviate, clean, compact, duration, joined, moment, number, plain, size
 from penstock.gateway.model.answers import SideView, SpanDetail
 from penstock.gateway.model.facts import SPAN_FACTS, Fact, reader
@@ -93,7 +103,8 @@ class RolloutTree:
         """The line of the rollout."""
         rollout = self._rollout
         group = f"group {clean(rollout.group)}" if rollout.group else ""
-        return Line(Text(clean(rollout.id), style="bold"), *summary_facts(rollout), rollout.mode, group)
+        served = clean(served_versions(span for spans in self._spans.values() for span in spans))
+        return Line(Text(clean(rollout.id), style="bold"), *summary_facts(rollout), rollout.mode, group, served)
 
     def task(self) -> RenderableType | None:
         """The line of the rollout's task; None without one."""

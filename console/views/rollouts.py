@@ -33,7 +33,7 @@ from penstock.console.views.table import (
 )
 from penstock.gateway.model.answers import Change, RewardStats, ServerState, Stats
 from penstock.gateway.model.base import CALLS
-from penstock.gateway.model.facts import TRIES, UNREAD
+from penstock.gateway.model.facts import TRIES, UNREAD, version_labels
 from penstock.gateway.model.rollout import Reward, RolloutSummary, Totals
 from penstock.gateway.model.span import Span, SpanStatus, Usage
 from penstock.gateway.model.state import Hit, SearchRow
@@ -494,6 +494,18 @@ def summary_facts(r: RolloutSummary) -> tuple[str | Text, ...]:
         "no reward" if r.reward is None else f"reward {number(r.reward)}",
         gaps(t),
     )
+
+
+def served_versions(spans: Iterable[Span]) -> str:
+    """The versions of resources that served the calls, and the arms: `planner@v2 (candidate of planner-1)`; empty where
+    no resource was used. Several versions of one resource are all named."""
+    served: dict[str, None] = {}
+    for span in spans:
+        arms = (arm.partition(":") for arm in (span.arm or "").split(",") if arm)
+        among = ", ".join(f"{arm} of {release}" for release, _, arm in arms)
+        if span.versions:
+            served[", ".join(version_labels(span.versions)) + (f" ({among})" if among else "")] = None
+    return ", ".join(served)
 
 
 def gaps(t: Totals) -> str:

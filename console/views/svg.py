@@ -54,6 +54,7 @@ DARK: Final = {
 """Colours of light and dark pages, those of lines by Okabe and Ito."""
 STYLE = """
 .dim, .tick { color: var(--dim); fill: var(--dim); } .tick, .value { font-size: 11px; } .value { fill: var(--text); }
+.over { paint-order: stroke; stroke: var(--back); stroke-width: 4px; stroke-linejoin: round; }
 .grid { stroke: var(--rule); } .limit { stroke: var(--limit); stroke-dasharray: 2 3; } .band { fill: var(--band); }
 .line { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; } .s0 { stroke: var(--c0); }
 .s1 { stroke: var(--c1); stroke-dasharray: 9 4; } .s2 { stroke: var(--c2); stroke-dasharray: 2 5; }
@@ -296,10 +297,11 @@ def svg(chart: Chart, name: str) -> str:
 def drawn(chart: Chart) -> str:
     """The grid, lines and labels of a chart, as elements of SVG."""
     scale = _Scale(chart)
-    parts = [*_grid(chart, scale), *_band(chart, scale), *_limits(chart, scale)]
+    levels, names = _limits(chart, scale)
+    parts = [*_grid(chart, scale), *_band(chart, scale), *levels]
     only = " only" if len(chart.lines) == 1 else ""
     parts += [path for line in chart.lines if line.points for path in _line(line, scale, only)]
-    return "".join([*parts, *_values(chart, scale)])
+    return "".join([*parts, *names, *_values(chart, scale)])
 
 
 def _grid(chart: Chart, scale: _Scale) -> Iterator[str]:
@@ -327,15 +329,16 @@ def _band(chart: Chart, scale: _Scale) -> Iterator[str]:
         yield f'<path class="band" d="M{"L".join(there + back)}Z"/>'
 
 
-def _limits(chart: Chart, scale: _Scale) -> Iterator[str]:
-    """Level and vertical lines; labels that would overlap are moved apart."""
-    for x in chart.events:
-        yield f'<path class="limit" d="M{scale.x(x):.1f} {TOP}V{HEIGHT - BOTTOM}"/>'
-    taken: list[float] = []
+def _limits(chart: Chart, scale: _Scale) -> tuple[list[str], list[str]]:
+    """(level and vertical lines, their names). The names are drawn above all lines; those that would overlap are moved
+    apart."""
+    levels = [f'<path class="limit" d="M{scale.x(x):.1f} {TOP}V{HEIGHT - BOTTOM}"/>' for x in chart.events]
+    names, taken = list[str](), list[float]()
     for name, value in sorted(chart.limits, key=lambda limit: -limit[1]):
         y = scale.y(value)
-        yield f'<path class="limit" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>'
-        yield f'<text class="tick" x="{LEFT + 6}" y="{_free(y - 4, taken):.1f}">{text(name)}</text>'
+        levels.append(f'<path class="limit" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
+        names.append(f'<text class="tick over" x="{LEFT + 6}" y="{_free(y - 4, taken):.1f}">{text(name)}</text>')
+    return levels, names
 
 
 def _free(y: float, taken: list[float]) -> float:

@@ -19,7 +19,8 @@ from itertools import zip_longest
 from typing import Any, Final, Literal, NamedTuple
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.segment import Segment
 from rich.text import Text
 
 from penstock.gateway.model.base import NOBODY
@@ -97,9 +98,9 @@ def abbreviate(text: str, limit: int | None) -> str:
 
 
 def asked_by(who: str, key: str) -> str:
-    """The author of a change: the name of the key, which is known, and the name that was only claimed."""
+    """The author of a change: the name of the key, which is known, and the name that nobody has checked."""
     if not key:
-        return f"{who} (claimed)"
+        return f"{who} (unverified)"
     return key if who in (key, NOBODY) else f"{key} (says {who})"
 
 
@@ -124,6 +125,20 @@ class Line:
             else:
                 line = joined(line, piece)
         yield line
+
+
+class Indented:
+    """Something some columns further right, without blanks at the ends of lines, which rich's padding has."""
+
+    def __init__(self, shown: RenderableType, columns: int) -> None:
+        self._shown, self._columns = shown, columns
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        narrower = options.update_width(max(1, options.max_width - self._columns))
+        for line in console.render_lines(self._shown, narrower, pad=False):
+            yield Segment(" " * self._columns)
+            yield from line
+            yield Segment.line()
 
 
 def compact(value: Any) -> str:

@@ -170,9 +170,12 @@ def explained(root: type[BaseModel], tree: dict[str, Any], error: Any, whole: st
         return f"{place}: there may be several, so write [[{location[-1]}]] or a list of tables"
     if error["type"] in _UNQUOTED and re.fullmatch(r"[+-]?[\d.]+|true|false", str(error["input"])):
         return f"{place or whole}: {sentence(error)}: write it without quotes"
+    known = list(_section(root, location[:-1]).model_fields) if location else []
+    if error["type"] == "model_type" and location:
+        others = difflib.get_close_matches(str(location[-1]), [name for name in known if name != location[-1]], 1)
+        return f"{place}: {sentence(error)}" + "".join(f"; did you mean {name!r}?" for name in others)
     if error["type"] != "extra_forbidden":
         return f"{place}: {sentence(error)}" if place else sentence(error)
-    known = list(_section(root, location[:-1]).model_fields)
     if 0 < len(tables := _tables(root, str(location[-1]))) <= 3 and len(location) == 1:
         return f"{place}: unknown key; did you mean {' or '.join(tables)}?"
     near = difflib.get_close_matches(str(location[-1]), known, 1)

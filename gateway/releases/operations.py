@@ -220,7 +220,7 @@ class ReleaseOperations:
         try:
             check_candidate(earlier, template)
         except TemplateError as error:
-            message = f"content.text: not the slots of {made.name}@{before}: {error}"
+            message = f"content.text: its slots are not those of {made.name}@{before}: {error}"
             raise OperationRefusedError("invalid", message, "content.text") from None
 
     def _check_served(self, made: Resource) -> None:

@@ -39,14 +39,15 @@ def _hold(release: Release) -> Mapping[str, Any]:
 def _resume(release: Release) -> Mapping[str, Any]:
     if release.held_in is None:
         raise OperationRefusedError(
-            "conflict", f"release {release.id} is {release.stage}, not held", "release", release.id
+            "conflict", f"release {release.id} is {release.stage.replace('_', ' ')}, not held", "release", release.id
         )
     return {"stage": release.held_in, "held_in": None}
 
 
 def _approve(release: Release) -> Mapping[str, Any]:
     if release.waits != "approval":
-        message = f"release {release.id} ({release.stage}) does not wait for approval: there is nothing to approve"
+        stage = release.stage.replace("_", " ")
+        message = f"release {release.id} ({stage}) does not wait for approval: there is nothing to approve"
         raise OperationRefusedError("conflict", message, "release", release.id)
     return {"waits": None}
 

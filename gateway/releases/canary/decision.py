@@ -316,8 +316,14 @@ def _lagging(evidence: CanaryEvidence, limit: float) -> list[str]:
 def _passed(policy: ReleasePolicy, evidence: CanaryEvidence) -> str:
     e, limit, d = evidence.non_inferiority, 1 / policy.alpha_promote, evidence.reward.d
     guards = [f"{name} by {one.d:.4g}" for name, one in evidence.guards.items() if one.has_margin]
-    so_too = f", and none in the guards ({', '.join(guards)})" if guards else ""
-    return f"non-inferiority: e = {e:.4g} >= {limit:.4g} with a margin of {d:.4g}{so_too}"
+    so_too = f", also in the guards ({', '.join(guards)})" if guards else ""
+    shown = f"a loss of {d:.4g} or more is excluded" if d else "a higher reward is shown"
+    return f"{'no worse' if d else 'better'}: {_means(evidence)}{shown} (e = {e:.4g} >= {limit:.4g}){so_too}"
+
+
+def _means(evidence: CanaryEvidence) -> str:
+    stable, candidate = (arm.mean for arm in evidence.reward.arms)
+    return "" if stable is None or candidate is None else f"mean reward {candidate:.3f} against {stable:.3f}; "
 
 
 def _verdict(action: CanaryAction, cause: str, reason: str, evidence: CanaryEvidence) -> Verdict:
@@ -348,12 +354,13 @@ def _lopsided(name: str, count: StageCount, limit: float, counts: str) -> str:
 
 
 def _undecided(policy: ReleasePolicy, evidence: CanaryEvidence) -> str:
-    limit = 1 / policy.alpha_promote
+    limit, d = 1 / policy.alpha_promote, evidence.reward.d
     lagging = [f"guard {name} e = {evidence.guards[name].non_inferiority:.4g}" for name in _lagging(evidence, limit)]
-    found = ", ".join([f"non-inferiority e = {evidence.non_inferiority:.4g}", *lagging])
+    found = ", ".join([f"e = {evidence.non_inferiority:.4g}", *lagging])
     return (
-        f"horizon: undecided after {evidence.seen} {evidence.counts}: "
-        f"harm e = {evidence.harm:.4g} of {1 / policy.alpha:.4g}, {found} of {limit:.4g}"
+        f"undecided at the horizon, after {evidence.seen} {evidence.counts}: {_means(evidence)}neither harm is shown "
+        f"(e = {evidence.harm:.4g} of {1 / policy.alpha:.4g}) nor a loss of {d:.4g} or more excluded ({found} of "
+        f"{limit:.4g})"
     )
 
 

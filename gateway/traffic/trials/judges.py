@@ -28,7 +28,7 @@ from penstock.gateway.model.facts import LEG
 from penstock.gateway.model.release import Release
 from penstock.gateway.model.release_policy import REPLAY_ALPHA
 from penstock.gateway.model.turn import Message, Part, Turn
-from penstock.gateway.releases.canary.evidence import PassTest
+from penstock.gateway.releases.canary.evidence import PassTest, PassVerdict
 from penstock.gateway.releases.driver import JobProgress, JobReport
 from penstock.gateway.traffic.trials.sender import (
     JUDGE,
@@ -293,6 +293,12 @@ def _is_call(part: Part) -> bool:
 # -- the part that a replay and a rehearsal share ----------------------------------------------------------------------
 
 
+WAY_OUT = (
+    '. The judge `exact` takes every other answer for worse. If answers should change, put replayed = "skip" or '
+    "another judge into the policy (release start --policy FILE)"
+)
+
+
 class ArmComparison(ABC):
     """A replay or a rehearsal: answers of both versions are scored, in order, until it is decided."""
 
@@ -346,6 +352,11 @@ class ArmComparison(ABC):
         self._trial.add(candidate, incumbent)
         if candidate < incumbent:
             self._worse.append(name)
+
+    def _compared(self, verdict: PassVerdict, evidence: dict[str, Any], why: str) -> JobReport:
+        """Return the report of a comparison; where the judge `exact` has failed the candidate, with the way out."""
+        way_out = WAY_OUT if verdict == "fail" and self._release.policy.judge == "exact" else ""
+        return JobReport(verdict != "fail", why + way_out, evidence)
 
     def _nothing(self, what: str, way_out: str) -> JobReport:
         why = f"there are no recorded {what}"

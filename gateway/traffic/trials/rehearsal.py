@@ -311,7 +311,7 @@ class Rehearsal(ArmComparison):
         diverged = self._number("diverged")
         if any(diverged.values()):
             why += f"; {diverged[CANDIDATE]} runs of the candidate and {diverged[INCUMBENT]} of the incumbent diverged"
-        return JobReport(verdict != "fail", why, self.evidence(verdict))
+        return self._compared(verdict, self.evidence(verdict), why)
 
     def _number(self, how: LegOutcome) -> dict[str, int]:
         """Return the numbers of runs with this end, by leg, of the pairs that were counted."""

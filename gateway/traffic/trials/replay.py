@@ -206,7 +206,7 @@ class CallReplay(ArmComparison):
         why = self._trial.sentence(verdict)
         if unknown:
             why += f"; {unknown} more calls say nothing ({self._unknown.most_common(1)[0][0]})"
-        return JobReport(verdict != "fail", why, self.evidence(verdict))
+        return self._compared(verdict, self.evidence(verdict), why)
 
     def _silence(self, unknown: int, calls: int) -> str:
         if not unknown:

@@ -86,6 +86,7 @@ def test_a_release_of_before_goes_by_the_values_that_it_began_with() -> None:
         ("horizon = 100.5", "horizon: 100.5 is not a whole number"),
         ("missing_limit = nan", "missing_limit: nan is not a finite number"),
         ("checked = 'maybe'", "checked: 'maybe' is not 'required', 'report' or 'skip'"),
+        ("replay = 'skip'", "replay: 'skip' is not an object; did you mean 'replayed'?"),
         ("stages = []", "stages: it has 0 items, not 1 or more"),
         ("[[stages]]\nsplit = 0.5\n[[stages]]\nsplit = 0.2", "splits must rise, since no rollout may change its arm"),
         ("[guards.latency]\nslo_s = 1\nalpha = 0.01", "guards.latency.alpha: unknown key; known keys: slo_s"),

@@ -95,14 +95,16 @@ async def test_versions_are_added_shown_and_compared(shell: Shell) -> None:
         "careful", "v1", "ask first", CANDIDATE,
     )  # fmt: skip
     assert made["author"] == (await shell.run("resource", "show", "travel@careful", "--json")).rows[0]["author"] != ""
-    listed, shown, one, diff = await asyncio.gather(
+    listed, piped, shown, one, diff = await asyncio.gather(
         shell.run("resource", "list"),
+        shell.run("resource", "show", "travel@v1", "--text"),
         shell.run("resource", "show", "travel"),
         shell.run("resource", "show", "travel@v1"),
         shell.run("resource", "diff", "travel", "v1", "careful"),
     )
     assert words(listed.text)[1][:5] == ["travel", "prompt", "v1", "careful", "2"]
     assert [line[0] for line in words(shown.text)] == ["travel", "version", "v1", "careful"]
+    assert piped.text == STABLE, "not byte for byte: an edited copy would not be recognised as the same prompt"
     assert "author  ann\n" in one.text
     assert one.text.endswith(f"\n\n{STABLE}\n")
     assert diff.text.splitlines()[:2] == ["--- travel@v1", "+++ travel@careful"]
@@ -125,16 +127,22 @@ WRONG: list[tuple[tuple[str, ...], int, str]] = [
     (("resource", "add", "x"), 2, "say what it is: --file TEXT for a prompt"),
     (("resource", "add", "x", "--file", "none.txt"), 1, "none.txt: No such file or directory"),
     (("resource", "add", "x", "--file", "odd.txt"), 1, "odd.txt is not UTF-8: byte 3"),
-    (("resource", "add", "x", "--file", "brace.txt"), 2, "content.text: line 2, column 3: a single {"),
+    (("resource", "add", "x", "--file", "brace.txt"), 2, "brace.txt: line 2, column 3: a single {"),
     (("resource", "add", "x", "--base", "m"), 2, "a model needs --upstream"),
     (("resource", "add", "x", "--upstream", "u", "--file", "one.txt"), 2, "--upstream is for a model"),
     (("resource", "add", "x", "--upstream", "u", "--base", "m", "--adapter", "a"), 2, "content.adapter: "),
     (("resource", "add", "a b", "--file", "one.txt"), 1, "resource: 'a b' is not an id"),
-    (("resource", "add", "travel", "--file", "slotless.txt"), 1, "missing {date}"),
+    (
+        ("resource", "add", "travel", "--file", "slotless.txt"),
+        1,
+        "slotless.txt: its slots are not those of travel@v1: missing {date}",
+    ),
     (("resource", "show", "none"), 1, "there is no resource 'none'; `penstock resource list`"),
     (("resource", "show", "travel@v9"), 1, "'travel' has no version 'v9'; it has v1, v2"),
+    (("resource", "show", "travel", "--text"), 2, "--text prints one version: travel@VERSION --text, without --json"),
     (("resource", "diff", "travel", "v1", "v9"), 1, "'travel' has no version 'v9'"),
-    (("prompts", "check", "two.txt"), 1, "two.txt: no registered prompt"),
+    (("prompts", "check", "slotless.txt"), 1, "slotless.txt: no registered prompt"),
+    (("prompts", "check", "two.txt"), 1, "two.txt: a version of travel that agents do not send"),
     (("prompts", "discover", "--register", "x"), 1, "no prompt was found, and so none is registered"),
     (("prompts", "discover", "statsu:x"), 1, "did you mean 'status'?"),
     (("release", "start", "travel"), 2, "--candidate is missing."),
@@ -187,7 +195,7 @@ async def test_a_prompt_is_discovered_registered_and_told(
 ) -> None:
     await asked(Traffic(local.url, http, client), 25)
     shown = await shell.run("prompts", "discover")
-    assert shown.text.startswith("1 prompt in 25 calls.\n\n1.  25 messages  100.0% of its call-site  no agent named")
+    assert shown.text.startswith("1 prompt in 25 calls.\n\n1.  25 messages  coverage 100.0%  no agent named")
     assert "not registered\nYou are a travel agent" in shown.text
     assert await client.resources() == []
     registered = await shell.run("prompts", "discover", "--register", "travel", "--author", "ann")
@@ -299,7 +307,7 @@ async def test_a_release_is_started_watched_and_verified(shell: Shell, traffic: 
     watching = await shell.start("release", "watch", "travel", "--html", "travel.html")
     assert watching.stdout is not None
     first = (await asyncio.wait_for(watching.stdout.readline(), PATIENCE)).decode()
-    assert "start → draft  by ann (claimed)  kinder" in first
+    assert "start → draft  by ann (unverified)  kinder" in first
     assert "<h1>travel-1: canary</h1>" in html.read_text()
     _ = await traffic.run(names("r", 30), lambda arm: 1.0)
     await traffic.call("awaited")
@@ -319,7 +327,7 @@ async def test_a_release_is_started_watched_and_verified(shell: Shell, traffic: 
     assert ended.text == "travel-1  rolled back  it is rude\n"
     rest, err = await shell.end_of(watching)
     assert (watching.returncode, err) == (0, b"")
-    assert tells(rest.decode(), "rollback → rolled back", "by bob (claimed)", "it is rude")
+    assert tells(rest.decode(), "rollback → rolled back", "by bob (unverified)", "it is rude")
     assert "<h1>travel-1: rolled back</h1>" in html.read_text()
     assert f"<td>{int(view.figures['candidate.assigned']):,}</td>" in html.read_text()
     assert ">Evidence</title>" in html.read_text()
@@ -343,7 +351,7 @@ async def test_watching_goes_on_when_the_gateway_is_restarted(
         await client.decide(release.id, "abort", ActionRequest(who="ann", why="enough"))
         rest, err = await shell.end_of(watching)
     assert (watching.returncode, err) == (0, b"")
-    assert "abort → aborted  by ann (claimed)  enough\n" in rest.decode()
+    assert "abort → aborted  by ann (unverified)  enough\n" in rest.decode()
 
 
 class Faltering(Client):

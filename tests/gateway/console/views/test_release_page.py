@@ -11,8 +11,9 @@ from fakes.trials import Trial, steady
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.console.views.pages import History, evidence_series, release_page
-from penstock.console.views.svg import STYLES, WIDTH, Chart, LineSeries, svg
+from penstock.console.views.pages import History, evidence_series, release_charts, release_page
+from penstock.console.views.releases import mean_difference
+from penstock.console.views.svg import STYLES, WIDTH, Chart, LineSeries, drawn, svg
 from penstock.console.views.table import clean
 from penstock.gateway.model.release import ReleaseView
 from penstock.gateway.model.release_policy import CanaryStage, ReleasePolicy
@@ -135,6 +136,24 @@ def test_every_chart_has_a_title_a_text_and_a_table() -> None:
         assert f"<caption>{chart.findtext('title')}</caption>" in made
     named = re.findall(r' id="([^"]+)"', made)
     assert len(set(named)) == len(named) == 2 * len(charts)
+
+
+def test_a_chart_shows_the_figures_of_its_caption() -> None:
+    trial = ramped()
+    points = evidence_series(trial.release, trial.history)
+    _, _, shown, evidence, _ = release_charts(trial.view, trial.history, points, 2 * 10**18)
+    assert shown.lines[0].points[-1][1] == pytest.approx(mean_difference(trial.view.figures))
+    assert f"Now: {shown.lines[0].points[-1][1]:+.3f}, between" in shown.description
+    made = drawn(evidence)
+    assert made.index('<text class="tick over"') > made.rindex('<path class="line'), "lines cover the names of limits"
+
+
+def test_equal_rewards_are_drawn_between_worst_and_best() -> None:
+    trial = Trial.of(SHORT).prepare().run(30, steady(1.0, 1.0))
+    _, rewards, *_ = release_charts(
+        trial.view, trial.history, evidence_series(trial.release, trial.history), 2 * 10**18
+    )
+    assert rewards.bounds == (0, 1)
 
 
 def test_evidence_is_drawn_on_a_logarithmic_scale() -> None:

@@ -65,6 +65,7 @@ def test_a_release_looks_as_it_did() -> None:
 def test_lists_and_chains_look_as_they_did() -> None:
     trial = ramped().person("rollback", "rolled_back", split=0.0)
     rows = [trial.release, Trial.of(id="x-2", resource="x").release]
+    trial.audit[1].evidence["slots"] = ["date", "name"]
     shown = [releases.RELEASES.table(rows, NOW), Text(), releases.history(trial.release, trial.audit)]
     check_widths("release-history", Group(*shown))
 
@@ -80,11 +81,14 @@ def test_resources_look_as_they_did() -> None:
         name="planner", kind="prompt", stable=StableVersion(version="v1", rules=[rule]), versions=[one, two]
     )
     view.coverage = drifted()
+    long = "You are a careful travel agent of Acme Air. Answer in one line. {name} asks. "
+    alike = [version(f"v{at}", "prompt", {"text": long + end}) for at, end in ((1, "Ask first."), (2, "Never ask."))]
     model = ResourceView(name="policy", kind="model", stable=StableVersion(version="v1"), versions=[weights])
     pictures = [
         listed(ResourceList(resources=[view, model], unread={"encoding": 2, "nan": 1})),
         resources.resource(view.model_copy(update={"releases": ["planner-3"]}), NOW),
         resources.resource(model, NOW),
+        resources.resource(view.model_copy(update={"versions": alike, "coverage": None}), NOW),
         resources.version(one),
         resources.difference(one, two),
         resources.difference(two, two),

@@ -107,6 +107,10 @@ def test_a_release_says_what_it_has_come_to() -> None:
     assert release_result(trial.view) == f"Not decided yet: v13 has {means}; {waits}."
     trial.person("hold", "held", held_in="canary", why="it is late")
     assert release_result(trial.view) == "Not decided: v13 was held: it is late."
+    unsure = Trial.of(ReleasePolicy(stages=[CanaryStage(split=0.5)], horizon=60)).prepare().run(60, steady(0.7, 0.7))
+    assert unsure.release.stage == "held"
+    assert release_result(unsure.view).startswith("Not decided: v13 has 0.")
+    assert release_result(unsure.view).endswith("; that shows no harm, nor does it exclude a loss of 0.07.")
     good = Trial.of(short).prepare().run(20_000, steady(0.7, 0.9))
     assert good.release.stage == "promoted"
     assert release_result(good.view).startswith("v13 was no worse: 0.")

@@ -50,7 +50,7 @@ def record(words: str) -> RolloutRecord:
     )  # fmt: skip
     reward = Reward(value=1, reason=words).attributes()
     spans = [
-        call(1, model=words, agent=words, error=words, first_byte_ns=10**8),
+        call(1, model=words, agent=words, error=words, first_byte_ns=10**8, versions={words: words}, arm=words),
         Span(rollout="r1", attempt="a1", sequence=2, kind="event", name=words, attributes={"k": words}, start_ns=T0),
         Span(rollout="r1", attempt="a1", sequence=3, kind="reward", attributes=reward, start_ns=T0 + 2 * 10**9),
     ]

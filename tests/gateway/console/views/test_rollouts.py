@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import date
 from typing import Any
 
 import pytest
@@ -14,9 +15,20 @@ from rich.console import Group
 
 from penstock.console.views import queue as pictures
 from penstock.console.views import rollout_tree, rollouts
+from penstock.console.views.breakdown import breakdown
+from penstock.console.views.rollout_page import RolloutRecord, rollout_page
 from penstock.gateway.api.pagination import RolloutCosts, summary
 from penstock.gateway.api.rollouts import detail_of
-from penstock.gateway.model.answers import Change, ModelStats, RewardStats, ServerState, SpanDetail, Stats
+from penstock.gateway.model.answers import (
+    Breakdown,
+    BreakdownRow,
+    Change,
+    ModelStats,
+    RewardStats,
+    ServerState,
+    SpanDetail,
+    Stats,
+)
 from penstock.gateway.model.facts import TRIES
 from penstock.gateway.model.prices import Prices
 from penstock.gateway.model.queue import EnqueueResult, QueueStatus, RewardAnswer
@@ -212,6 +224,21 @@ def test_spans() -> None:
 
 def test_a_rollout_is_told_once() -> None:
     check_golden("rollout", rollout_tree.rollout_tree(*details(weather_tape())))
+
+
+def test_sums_without_a_value_have_a_name_and_rewards_three_digits() -> None:
+    row = BreakdownRow(value="", calls=3, reward=2 / 3)
+    shown = text_of(breakdown(Breakdown(by="version", rows=[row], prices_as_of=date(2026, 9, 1), complete=True)))
+    assert next(line.split() for line in shown.splitlines() if line.startswith("(none)"))[-1] == "0.667"
+
+
+def test_the_head_of_a_rollout_names_the_versions_that_served_it() -> None:
+    rollout, shown = details(weather_tape())
+    arm = {"versions": {"planner": "v2", "search": "v1"}, "arm": "planner-1:candidate,search-3:stable"}
+    shown = [one.model_copy(update={"span": one.span.model_copy(update=arm)}) for one in shown]
+    served = "planner@v2, search@v1 (candidate of planner-1, stable of search-3)"
+    assert text_of(rollout_tree.rollout_tree(rollout, shown), 300).splitlines()[0].rstrip().endswith(f"  {served}")
+    assert f"<dt>served by</dt><dd>{served}</dd>" in rollout_page(RolloutRecord(rollout, shown), 0)
 
 
 def test_a_part_of_a_rollout_says_what_is_left_out() -> None:

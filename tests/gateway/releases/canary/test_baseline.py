@@ -160,6 +160,25 @@ def test_a_release_that_is_longer_than_what_is_played_foretells_nothing() -> Non
     assert forecast_text(release, found).startswith("No forecast: with this policy")
 
 
+@pytest.mark.parametrize(
+    ("held", "margin", "said"),
+    [
+        (0.1, 0.07, ": decided after about 12 rollouts; 6 of 60 simulated releases were held."),
+        (1.0, 0.07, "held. A larger margin, a longer horizon or a reward that says more would decide more of them."),
+        (
+            1.0,
+            0.0,
+            "held. The margin is a share of the mean reward, which is near 0: set margin_absolute in the policy.",
+        ),
+    ],
+)
+def test_a_forecast_says_what_is_likely_and_what_to_do(held: float, margin: float, said: str) -> None:
+    found = Forecast(played=60, past=100, mean=0.7, rollouts=12, held=held)
+    text = forecast_text(made(past(0.7)).model_copy(update={"margin": margin}), found)
+    assert text.endswith(said)
+    assert (": held for a person after about 12 rollouts; 60 of 60" in text) == (held > 0.5)
+
+
 def test_a_short_past_foretells_nothing() -> None:
     assert forecast(made(past(0.7)), past(0.7, ENOUGH - 1)) == Forecast(past=ENOUGH - 1)
     silent = Baseline([BaselineRollout(0, None, {}) for _ in range(100)])

@@ -62,7 +62,8 @@ def test_a_good_candidate_climbs_the_ramp_and_is_promoted() -> None:
     end = verdicts[-1]
     assert end.cause == "non-inferiority"
     assert end.reason == (
-        f"non-inferiority: e = {end.figures['non_inferiority']:.4g} >= 20 with a margin of 0.07 after {end.number + 1} "
+        f"no worse: mean reward {end.figures['candidate.reward']:.3f} against {end.figures['stable.reward']:.3f}; a "
+        f"loss of 0.07 or more is excluded (e = {end.figures['non_inferiority']:.4g} >= 20) after {end.number + 1} "
         f"rollouts ({canary.evidence.assigned[1]} on the candidate)"
     )
     assert [one.figures["candidate.assigned"] for one in verdicts if one.action == "advance"] == [20, 100]
@@ -191,7 +192,11 @@ def test_a_promotion_waits_for_every_guard_and_says_so() -> None:
     assert "guard early_error" not in verdict.reason
     canary = Canary(policy.model_copy(update={"horizon": 6000}), 0.3, margins={"error": 0.1, "violation": 0.1})
     assert promotable(canary, (0.0, 0.0), 1) == "promote"
-    assert tells(canary.verdict.reason, "margin of 0.3", "none in the guards (error by 0.1, violation by 0.1)")
+    assert tells(
+        canary.verdict.reason,
+        "a loss of 0.3 or more is excluded",
+        "also in the guards (error by 0.1, violation by 0.1)",
+    )
     assert canary.evidence.seen < 400
 
 
@@ -283,7 +288,7 @@ def test_the_horizon_holds_and_resuming_goes_on_past_it() -> None:
     observations = rollouts(canary, (0.7, 0.66))
     held = played(canary, observations)[-1]
     assert (held.action, held.cause, held.number) == ("hold", "horizon", 299)
-    assert tells(held.reason, "undecided after 300 rollouts", "harm e")
+    assert tells(held.reason, "undecided at the horizon, after 300 rollouts", "neither harm", "a loss of 0.07 or more")
     assert canary.resume().action == "continue"
     assert canary.step(next(observations)).action == "continue"
 
@@ -310,7 +315,7 @@ def test_the_last_stage_may_want_approval_too_and_harm_does_not_wait_for_it() ->
     good = rollouts(canary, (0.7, 0.8))
     while (verdict := canary.step(next(good))).cause != "approval":
         pass
-    assert verdict.reason.startswith("non-inferiority: e = ")
+    assert verdict.reason.startswith("no worse: mean reward ")
     start = canary.evidence.number + 1
     bad = (CanaryObservation(start + n, "50%", n % 2, 0.5, float(not n % 2), {}) for n in range(1000))
     assert played(canary, bad)[-1].cause == "harm"

@@ -87,6 +87,7 @@ async def test_one_that_acts_otherwise_fails_at_once(rig: Bench) -> None:
     report = await replayed(rig, 80, other)
     assert not report.ok
     assert "0.0% of" in report.why
+    assert 'put replayed = "skip" or another judge' in report.why, "a prompt that shall change answers has no way out"
     assert report.evidence["verdict"] == "fail"
     assert report.evidence["calls"] < 20
     assert len(report.evidence["worse"]) == report.evidence["calls"]
