@@ -13,6 +13,7 @@ import gc
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from typing import Final, Literal
 
 from cyclopts import (
@@ -211,7 +212,16 @@ def _wrong(error: CycloptsError) -> str:
     if isinstance(error, CoercionError) and error.token is not None and error.target_type in EXPECTED_TYPES:
         name = error.token.keyword or (error.argument.name if error.argument is not None else "the argument")
         return f"{name}: {error.token.value!r} is not {EXPECTED_TYPES[error.target_type]}."
-    return " ".join(str(error).split())
+    said = " ".join(str(error).split())
+    if isinstance(error, UnknownOptionError) and "Did you mean" not in said and _runs_a_command(error.command_chain):
+        said += " Options of what is run go behind --."
+    return said
+
+
+def _runs_a_command(chain: Sequence[str] | None) -> bool:
+    """True if a command runs another one, whose words go behind `--`."""
+    _, apps, _ = app.parse_commands(chain)
+    return apps[-1].default_command is not None and "command" in signature(apps[-1].default_command).parameters
 
 
 def _end(message: str, code: int) -> None:

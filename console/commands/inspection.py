@@ -27,6 +27,7 @@ from penstock.gateway.client.console import (
     target_of,
     utf8,
     validated_model,
+    with_asked,
     with_client,
 )
 from penstock.gateway.model.codes import BreakdownDimension
@@ -357,7 +358,7 @@ def export(
         if output is not None:
             note(f"{output}: {pluralized(count, 'row')}")
         elif not count:
-            note("Nothing was written: nothing matches.")
+            note(with_asked("Nothing was written: nothing matches."))
 
     with_client(gateway, ask)
 
@@ -467,7 +468,7 @@ def sql(
         elif found.count:
             console().print(breakdown.sql_answer(found), crop=False)
         else:
-            note("No rows.")
+            note(with_asked("No rows."))
 
     if output is not None and format is None:
         raise CommandError("--output needs --format csv or --format parquet", 2)

@@ -109,9 +109,9 @@ def empty_reason(found: BudgetPage, name: str | None) -> str:
     """The reason why there is no row. `name`: name of the only budget that was requested."""
     configured = ", ".join(found.configured)
     if not configured:
-        return "penstock.toml has no [[budget]]."
+        return "The gateway's penstock.toml has no [[budget]]."
     if name is not None and name not in found.configured:
-        return f"there is no budget {name!r}; penstock.toml has {configured}"
+        return f"there is no budget {name!r}; the gateway's penstock.toml has {configured}"
     return f"No call was counted yet of {name or configured}."
 
 

@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Final, TypeVar
@@ -84,6 +85,11 @@ FLAT = Parameter(name="*")
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON, one object a line.")]
 
 
+NOT_FOUND: Final = 404
+_GATEWAY: Final = ContextVar("_GATEWAY", default="")
+"""URL of the gateway that the running command asks."""
+
+
 class CommandError(Exception):
     """Ends the command with one line on stderr."""
 
@@ -117,6 +123,17 @@ def configured_gateway(by_socket: bool = True) -> str | None:
             f"{CONFIG_FILE}: port = 0 is any free one: name the gateway, as --gateway http://HOST:PORT", 2
         )
     return url
+
+
+def asked_gateway(url: str) -> str:
+    """Says which gateway was asked, and how to ask another one; empty where the command line or the environment names
+    it."""
+    way = f"--gateway, PENSTOCK_GATEWAY or `port` in {CONFIG_FILE} names another gateway"
+    if os.environ.get("PENSTOCK_GATEWAY"):
+        return ""
+    if os.path.exists(CONFIG_FILE):
+        return f"{url}, which {CONFIG_FILE} names; {way}" if url == configured_gateway() else ""
+    return f"{url}, the default; {way}" if url == LOCAL else ""
 
 
 def joined_terms(words: Iterable[str]) -> str:
@@ -230,7 +247,8 @@ async def only_attempt(client: Client, rid: str, example: str = "#1") -> str:
 
 
 def with_client(url: str, ask: Callable[[Client], Coroutine[Any, Any, None]]) -> None:
-    """Runs `ask` with a client of the gateway; a `ClientError` becomes a `CommandError`."""
+    """Runs `ask` with a client of the gateway; a `ClientError` becomes a `CommandError`. Says which gateway was
+    changed, or lacks what was asked for, where neither the command line nor the environment names it."""
     import asyncio
 
     from penstock.gateway.client.client import Client, ClientError
@@ -238,11 +256,23 @@ def with_client(url: str, ask: Callable[[Client], Coroutine[Any, Any, None]]) ->
     async def talk() -> None:
         async with Client(url, control_key()) as client:
             await ask(client)
+            if client.changed and (asked := asked_gateway(url)):
+                note(f"Changed at {asked}.")
 
+    token = _GATEWAY.set(url)
     try:
         asyncio.run(talk())
     except ClientError as e:
-        raise CommandError(str(e)) from None
+        raise CommandError(with_asked(str(e)) if e.status == NOT_FOUND else str(e)) from None
+    finally:
+        _GATEWAY.reset(token)
+
+
+def with_asked(text: str, url: str | None = None) -> str:
+    """A message that something is not there, with the gateway that was asked (that of the running command if not
+    given), unless it was named."""
+    asked = asked_gateway(url or _GATEWAY.get())
+    return f"{text} (asked: {asked})" if asked else text
 
 
 def note(text: str) -> None:

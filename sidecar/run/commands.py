@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
 
 from cyclopts import Parameter
 
-from penstock.gateway.client.console import FLAT, LOCAL, CommandError, Url, control_key
+from penstock.gateway.client.console import FLAT, LOCAL, CommandError, Url, asked_gateway, control_key, note, with_asked
 from penstock.gateway.model.codes import install_hint
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from penstock.sidecar.run.settings import AgentSettings, RunnerSettings
 
 Words = Annotated[list[str] | None, Parameter(allow_leading_hyphen=True, negative="")]
-Command = Annotated[str, Parameter(allow_leading_hyphen=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +205,7 @@ def _modes(text: str | None) -> tuple[Mode, ...] | None:
 RUN_DEFAULTS = RunOptions()
 
 
-def run(*command: Command, gateway: Url = LOCAL, options: Annotated[RunOptions, FLAT] = RUN_DEFAULTS) -> None:
+def run(*command: str, gateway: Url = LOCAL, options: Annotated[RunOptions, FLAT] = RUN_DEFAULTS) -> None:
     """Take rollouts from the queue and run an unmodified agent on each.
 
     The agent finds its task on stdin as JSON, in PENSTOCK_INPUT, and in the arguments that --arg makes of it. The
@@ -228,6 +227,8 @@ def run(*command: Command, gateway: Url = LOCAL, options: Annotated[RunOptions, 
             _try(settings, options.on, options.check)
             return
         tally = _run(settings, options)
+        if not tally.total and (asked := asked_gateway(gateway)):
+            note(f"Asked for work: {asked}.")
     except (RunnerError, ClientError) as e:
         raise CommandError(str(e), e.code if isinstance(e, RunnerError) else 1) from None
     _report(tally)
@@ -354,7 +355,7 @@ REHEARSE_DEFAULTS = RehearseOptions()
 def rehearse(
     release: str,
     /,
-    *command: Command,
+    *command: str,
     gateway: Url = LOCAL,
     options: Annotated[RehearseOptions, FLAT] = REHEARSE_DEFAULTS,
 ) -> None:
@@ -398,7 +399,7 @@ async def _named(url: str, key: str | None, name: str) -> str:
     found = [one.id for one in every if one.id == name] or [one.id for one in every if one.resource == name]
     if not found:
         hint = "`penstock release list` lists them"
-        raise CommandError(f"there is no release {name!r}, nor one of a resource of that name; {hint}")
+        raise CommandError(with_asked(f"there is no release {name!r}, nor one of a resource of that name; {hint}", url))
     return found[0]
 
 

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import AsyncGenerator, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from penstock.console.commands.command_table import COMMANDS, FIRST, GROUPS
 from penstock.console.main import main
 from penstock.gateway.app import open_store
 from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.client.console import LOCAL, asked_gateway
 from penstock.gateway.model.turn import Side
 
 RAW = b'\xff\x00 {"exact": \r\n}'
@@ -224,6 +225,11 @@ ERRORS: list[tuple[tuple[str, ...], int, str]] = [
     (("mcp", "--gateway", "x", "definitions"), 2, "'definitions' goes before the options. See penstock mcp serve"),
     (("workers", "extra", "more"), 2, "Nothing is done with 'extra' 'more'. See penstock workers --help."),
     (("check", "/tmp"), 2, "Nothing is done with '/tmp'; a tape goes behind --data: --data /tmp. See penstock check"),
+    (("run", "--worker", "8", "--", "true"), 2, "Unknown option: --worker. Did you mean --workers?"),
+    (("run", "python", "-m", "a"), 2, "Unknown option: -m. Options of what is run go behind --. See penstock run --h"),
+    (("sidecar", "--rolout", "r", "--", "true"), 2, "Unknown option: --rolout. Did you mean --rollout?"),
+    (("mcp", "wrap", "--name", "s", "--spol=1", "--", "true"), 2, "Unknown option: --spol=1. Did you mean --spool?"),
+    (("release", "rehearse", "x", "--worker", "1", "--", "true"), 2, "Unknown option: --worker. Did you mean"),
     (("workers", "--jsn"), 2, "Unknown option: --jsn. Did you mean --json? See penstock workers --help."),
     (("stats", "--gateway", "http://["), 1, "'http://[' is not the URL of a gateway: Invalid IPv6 URL"),
     (("stats", "--gateway", "http://"), 1, "'http:' is not the URL of a gateway: it names no host"),
@@ -233,7 +239,7 @@ ERRORS: list[tuple[tuple[str, ...], int, str]] = [
     (("serve", "--config", "missing.toml"), 1, "missing.toml does not exist"),
     (("check", "--data", "nowhere"), 1, "nowhere"),
     (("key", "a/b"), 2, "NAME: 'a/b' is not a name: 1 to 64 letters, digits and . _ -"),
-    (("budgets", "none"), 1, "penstock.toml has no [[budget]]"),
+    (("budgets", "none"), 1, "The gateway's penstock.toml has no [[budget]]"),
     (("backup",), 2, "TO is missing. See penstock backup --help."),
     (("backup", "to", "--data", "nowhere"), 1, "nowhere holds no tape; name the directory that `penstock serve"),
     (("restore", "nowhere", "--data", "to"), 1, "nowhere holds no tape; name the directory that `penstock serve"),
@@ -281,6 +287,30 @@ def test_commands_follow_the_file_of_their_folder(
     with pytest.raises(SystemExit):
         main(command.split())
     assert message.format(here=tmp_path) in capsys.readouterr().err
+
+
+async def test_a_gateway_that_was_not_named_is_said(
+    served: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PENSTOCK_GATEWAY", raising=False)
+    asked = [asked_gateway(LOCAL), asked_gateway(served.url)]
+    _ = (tmp_path / "penstock.toml").write_text(f"port = {served.url.rpartition(':')[2]}")
+    way = "--gateway, PENSTOCK_GATEWAY or `port` in penstock.toml names another gateway"
+    by_file = f"{served.url}, which penstock.toml names; {way}"
+    assert asked == [f"{LOCAL}, the default; {way}", ""]
+    for command, said in [
+        ("show none", f"penstock: there is no rollout 'none'; `penstock rollouts` lists them (asked: {by_file})\n"),
+        ("rollouts model:x", f"No rollout matches. (asked: {by_file})\n"),
+        ("budgets", f"The gateway's penstock.toml has no [[budget]]. (asked: {by_file})\n"),
+        ("budgets x", f"penstock: The gateway's penstock.toml has no [[budget]]. (asked: {by_file})\n"),
+        ("rollouts", ""),
+    ]:
+        with suppress(SystemExit):
+            await asyncio.to_thread(main, command.split())
+        assert capsys.readouterr().err == said, command
+    monkeypatch.setenv("PENSTOCK_GATEWAY", served.url)
+    assert asked_gateway(served.url) == ""
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -337,16 +338,26 @@ NOTHING = [
 ]
 
 
+@pytest.mark.parametrize("named", [True, False])
 async def test_an_empty_gateway_is_told(
-    local: Local, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    named: bool, local: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On stderr, so that nothing comes out of a pipe."""
+    """On stderr, so that nothing comes out of a pipe; with its address where nobody named it."""
+    monkeypatch.chdir(tmp_path)
+    _ = (tmp_path / "penstock.toml").write_text(f"port = {local.url.rpartition(':')[2]}")
     monkeypatch.setenv("PENSTOCK_GATEWAY", local.url)
+    if not named:
+        monkeypatch.delenv("PENSTOCK_GATEWAY")
     for words, said in NOTHING:
         await asyncio.to_thread(main, words.split())
         out, err = capsys.readouterr()
         assert (words, out, err.count("\n")) == (words, "", 1)
         assert err.startswith(said)
+        assert (f"(asked: {local.url}, which penstock.toml names; " in err) != named
+    for words, changes in (("sql", False), ("queue", False), ("pause", True), ("token r1", False)):
+        with suppress(SystemExit):
+            await asyncio.to_thread(main, words.split())
+        assert (f"Changed at {local.url}, which penstock.toml" in capsys.readouterr().err) == (changes and not named)
 
 
 @pytest.mark.slow
