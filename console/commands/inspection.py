@@ -30,6 +30,7 @@ from penstock.gateway.client.console import (
     with_asked,
     with_client,
 )
+from penstock.gateway.model.base import CALLS
 from penstock.gateway.model.codes import BreakdownDimension
 from penstock.gateway.model.foreign_text import terminal_safe_json
 
@@ -143,7 +144,9 @@ def show_rollout(
                 detail = await client.span(rid, attempt, sequence)
                 show([detail], json, lambda: rollout_tree.call_tree(detail))
         elif raw is not None:
-            raise CommandError(f"--raw shows one call: say which, such as {rid}/{attempt or 'ATTEMPT'}#1", 2)
+            found = [head async for head in client.spans(rid, attempt, f"kind:{','.join(CALLS)}", 1)]
+            such = "".join(f", such as '{rid}/{head.attempt}#{head.sequence}'" for head in found)
+            raise CommandError(f"--raw shows one call: say which{such or f'; {target} has none yet'}", 2)
         else:
             await _show_rollout(client, rid, [head async for head in client.spans(rid, attempt, limit=calls)], json)
 
@@ -472,6 +475,8 @@ def sql(
 
     if output is not None and format is None:
         raise CommandError("--output needs --format csv or --format parquet", 2)
+    if output is None and format == "parquet" and sys.stdout.isatty():
+        raise CommandError("Parquet is not for a terminal: write it with --output FILE", 2)
     with_client(gateway, ask)
 
 

@@ -288,6 +288,18 @@ async def limited_rows(limit: int, rows: Callable[[int], AsyncIterator[T]]) -> l
     return found[:limit]
 
 
+def unreadable(file: str | Path, error: OSError) -> str:
+    """Says why a file cannot be read, and names the one beside it that may be meant."""
+    from difflib import get_close_matches
+
+    near: list[str] = []
+    if isinstance(error, FileNotFoundError):
+        with suppress(OSError):
+            near = get_close_matches(Path(file).name, os.listdir(Path(file).parent), n=1)
+    meant = f"; did you mean {Path(file).with_name(near[0])}?" if near else ""
+    return f"{file}: {error.strerror}{meant}"
+
+
 # Output files that appear only when they are complete.
 
 
@@ -317,8 +329,10 @@ def whole_file(path: Path | None) -> Generator[IO[bytes]]:
 
 
 def check_format(format: Format, output: Path | None) -> None:
-    """Raises `CommandError` where Parquet cannot be written."""
+    """Raises `CommandError` where Parquet cannot be written, and where rows would fill a terminal."""
     if format == "parquet" and output is None:
         raise CommandError("Parquet goes to a file: say which, as --output FILE", 2)
+    if output is None and sys.stdout.isatty():
+        raise CommandError("rows would fill this terminal: write them with --output FILE, or see them with | less", 2)
     if format == "parquet" and find_spec("pyarrow") is None:
         raise CommandError(f"Parquet needs pyarrow: {install_hint('parquet')}")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from penstock.sidecar.intercept.rules import InterceptPolicy
     from penstock.sidecar.run.engines.local import AgentEngine
     from penstock.sidecar.run.progress import AttemptTally
+    from penstock.sidecar.run.reward_judge import DryRun
     from penstock.sidecar.run.settings import AgentSettings, RunnerSettings
 
 Words = Annotated[list[str] | None, Parameter(allow_leading_hyphen=True, negative="")]
@@ -276,20 +277,24 @@ def _try(settings: RunnerSettings, on: Literal["here", "ray", "kubernetes"], tas
     """Check what can be checked without an attempt, and print what is doubtful."""
     import asyncio
 
+    from penstock.gateway.model.toml import pluralized
     from penstock.sidecar.run.engines.local import LocalEngine
     from penstock.sidecar.run.reward_judge import dry_run_judge, first_task
 
-    task = first_task(tasks)
+    task, count = first_task(tasks)
 
-    async def look() -> str | None:
+    async def look() -> DryRun:
         if on == "here":
             async with LocalEngine(settings):
                 pass
         return await dry_run_judge(settings.judging, task)
 
     _check_extra(on)
-    doubt = asyncio.run(look())
-    print(doubt if doubt is not None else "nothing is wrong that can be seen", file=sys.stderr if doubt else sys.stdout)
+    found = asyncio.run(look())
+    if found.doubt is not None:
+        print(found.doubt, file=sys.stderr)
+    else:
+        print(f"nothing is wrong that can be seen. On the first of {pluralized(count, 'task')}: {found.tried}")
 
 
 def _run(settings: RunnerSettings, options: RunOptions) -> AttemptTally:

@@ -179,7 +179,9 @@ ERRORS: list[tuple[tuple[str, ...], int, str]] = [
     (("show", "r1/a1#9"), 1, "attempt 'a1' has no span 9"),
     (("show", "r1#1"), 2, "rollout 'r1' has 2 attempts (a1, a2): say which, as r1/ATTEMPT#1"),
     (("show", "r1/a1#0"), 2, "is not RID, RID/ATTEMPT or RID/ATTEMPT#SEQUENCE"),
-    (("show", "r1", "--raw", "request"), 2, "--raw shows one call: say which, such as r1/ATTEMPT#1"),
+    (("show", "r1", "--raw", "request"), 2, "--raw shows one call: say which, such as 'r1/a1#1'"),
+    (("show", "r1/a2", "--raw", "request"), 2, "--raw shows one call: say which, such as 'r1/a2#1'"),
+    (("show", "r9", "--raw", "request"), 1, "there is no rollout 'r9'"),
     (("token", "r1", "--expires", "soon"), 2, "'soon' is not a time"),
     (("token", "a b"), 1, "rollout: 'a b' is not an id: up to 128 letters"),
     (("rollouts", "--limt", "3"), 2, "unknown option '--limt'"),
@@ -201,8 +203,9 @@ ERRORS: list[tuple[tuple[str, ...], int, str]] = [
     (("doctor", "r1", "--filter", "x"), 2, "unknown option '--filter'"),
     (("rollouts", "--limit", "0"), 2, 'Invalid value "0" for --limit. Must be >= 1.'),
     (("requeue", "statsu:x"), 1, "unknown field 'statsu'; did you mean 'status'?"),
-    (("rollouts", "--limit"), 2, "--limit needs a value. See penstock rollouts --help."),
-    (("enqueue", "/dev/null", "--timeout", "-5s"), 2, "--timeout needs a value."),
+    (("rollouts", "--limit"), 2, "--limit needs a value: How many at most. See penstock rollouts --help."),
+    (("enqueue", "/dev/null", "--timeout", "-5s"), 2, "--timeout needs a value: Longest run of an attempt"),
+    (("run", "--check", "--", "true"), 2, "--check needs a value: Run nothing: check agents and try the reward"),
     (("runs", "export", "x"), 2, "--to is missing. See penstock runs export --help."),
     (("serve", "--port", "99999"), 2, 'Invalid value "99999" for --port. Must be <= 65535. See penstock serve --help.'),
     (("serve", "--port", "-1"), 2, 'Invalid value "-1" for --port. Must be >= 0.'),
@@ -214,6 +217,9 @@ ERRORS: list[tuple[tuple[str, ...], int, str]] = [
     (("reward", "r1", "1"), 2, "rollout 'r1' has 2 attempts (a1, a2): say which, as r1/ATTEMPT"),
     (("export", "--format", "parquet"), 2, "Parquet goes to a file: say which, as --output FILE"),
     (("export", "-o", "no/such/folder/x"), 1, "no/such/folder/x: No such file or directory"),
+    (("list",), 2, "Unknown command 'list'. Did you mean `penstock rollouts`?"),
+    (("enqueue", "pyproject.tml"), 1, "pyproject.tml: No such file or directory; did you mean pyproject.toml?"),
+    (("prompts", "check", "./README.m"), 1, "README.m: No such file or directory; did you mean README.md?"),
     (("bogus",), 2, 'Unknown command "bogus". Available commands: serve, rollouts'),
     (("--gateway", "http://127.0.0.1:1", "rollouts"), 1, "cannot reach the gateway at http://127.0.0.1:1: nothing"),
     (("--json", "show", "none"), 1, "there is no rollout 'none'"),
@@ -287,6 +293,16 @@ def test_commands_follow_the_file_of_their_folder(
     with pytest.raises(SystemExit):
         main(command.split())
     assert message.format(here=tmp_path) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["export", "samples --form chat", "sql --format parquet select"])
+def test_rows_for_programs_do_not_fill_a_terminal(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    with pytest.raises(SystemExit, match="2"):
+        main(command.split())
+    assert tells(capsys.readouterr().err, "terminal", "--output FILE")
 
 
 async def test_a_gateway_that_was_not_named_is_said(
