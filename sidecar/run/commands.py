@@ -232,7 +232,7 @@ def run(*command: str, gateway: Url = LOCAL, options: Annotated[RunOptions, FLAT
             note(f"Asked for work: {asked}.")
     except (RunnerError, ClientError) as e:
         raise CommandError(str(e), e.code if isinstance(e, RunnerError) else 1) from None
-    _report(tally)
+    _report(tally, options.reward is not None)
 
 
 def check(settings: RunnerSettings, on: str) -> None:
@@ -335,8 +335,8 @@ async def run_locally(settings: RunnerSettings, made: AbstractAsyncContextManage
                 return await runner.run()
 
 
-def _report(tally: AttemptTally) -> None:
-    print(tally, flush=True)
+def _report(tally: AttemptTally, judged: bool) -> None:
+    print(tally.summary(judged), flush=True)
     if tally.ends["returned"]:
         sys.exit(130)
     if tally.stopped is not None:
