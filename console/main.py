@@ -29,8 +29,7 @@ from cyclopts import Group as Section
 from cyclopts.argument import ArgumentCollection, Token
 
 from penstock.console.commands.command_table import COMMANDS, FIRST, GROUPS, MEANT, SECTIONS, CommandEntry, CommandGroup
-from penstock.gateway.client.console import CONFIG_FILE, CommandError, configured_gateway
-from penstock.gateway.model.foreign_text import terminal_safe
+from penstock.gateway.client.console import CONFIG_FILE, CommandError, configured_gateway, note
 
 EXPECTED_TYPES: Final[dict[type | None, str]] = {int: "a whole number", float: "a number"}
 """What a value should be, by the type that it becomes."""
@@ -235,7 +234,7 @@ def _runs_a_command(chain: Sequence[str] | None) -> bool:
 
 
 def _end(message: str, code: int) -> None:
-    print(f"penstock: {terminal_safe(message)}", file=sys.stderr)
+    note(f"penstock: {message}")
     sys.exit(code)
 
 

@@ -26,7 +26,7 @@ from penstock.gateway.model.foreign_text import terminal_safe
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from penstock.gateway.client.client import Client
+    from penstock.gateway.client.client import Client, ClientError
     from penstock.gateway.client.sinks import Format
 
 M = TypeVar("M", bound="BaseModel")
@@ -85,6 +85,9 @@ FLAT = Parameter(name="*")
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON, one object a line.")]
 
 
+USUAL_WIDTH: Final = 80
+"""Columns of a terminal that does not say how many it has."""
+NO_KEY: Final = 401
 NOT_FOUND: Final = 404
 _GATEWAY: Final = ContextVar("_GATEWAY", default="")
 """URL of the gateway that the running command asks."""
@@ -263,9 +266,19 @@ def with_client(url: str, ask: Callable[[Client], Coroutine[Any, Any, None]]) ->
     try:
         asyncio.run(talk())
     except ClientError as e:
-        raise CommandError(with_asked(str(e)) if e.status == NOT_FOUND else str(e)) from None
+        raise CommandError(_explained(e)) from None
     finally:
         _GATEWAY.reset(token)
+
+
+def _explained(error: ClientError) -> str:
+    """The error's message, with what only this side knows of it."""
+    from penstock.gateway.model.settings import ADMIN_KEY, READ_KEY
+
+    empty = [name for name in (ADMIN_KEY, READ_KEY) if os.environ.get(name) == ""]
+    if error.status == NO_KEY and empty:
+        return f"{error}; {empty[0]} is set, and empty"
+    return with_asked(str(error)) if error.status == NOT_FOUND else str(error)
 
 
 def with_asked(text: str, url: str | None = None) -> str:
@@ -276,8 +289,15 @@ def with_asked(text: str, url: str | None = None) -> str:
 
 
 def note(text: str) -> None:
-    """Prints a remark to stderr, beside the result."""
-    print(terminal_safe(text), file=sys.stderr)
+    """Prints a remark to stderr, beside the result; on a terminal its lines end between words."""
+    safe = terminal_safe(text)
+    if sys.stderr.isatty():
+        from textwrap import wrap
+
+        width = os.get_terminal_size(sys.stderr.fileno()).columns or USUAL_WIDTH
+        lines = (wrap(line, width, break_long_words=False, break_on_hyphens=False) or [""] for line in safe.split("\n"))
+        safe = "\n".join(part for some in lines for part in some)
+    print(safe, file=sys.stderr)
 
 
 async def limited_rows(limit: int, rows: Callable[[int], AsyncIterator[T]]) -> list[T]:

@@ -156,11 +156,14 @@ async def test_changes_follow_until_interrupted(shell: Shell, served: Serving) -
 async def test_the_key_comes_from_the_environment(tmp_path: Path) -> None:
     async with serving(tape_of_two(), admin_key="secret") as served:
         shell = Shell(served.url, tmp_path)
-        none, wrong, good = await asyncio.gather(
+        none, wrong, good, empty = await asyncio.gather(
             shell.run("stats"),
             shell.run("stats", PENSTOCK_ADMIN_KEY="guess"),
             shell.run("stats", PENSTOCK_ADMIN_KEY="secret"),
+            shell.run("stats", PENSTOCK_ADMIN_KEY=""),
         )
+    assert tells(empty.err, "the admin key is missing", "PENSTOCK_ADMIN_KEY is set, and empty")
+    assert "empty" not in none.err
     assert (none.code, wrong.code, good.code) == (1, 1, 0)
     assert tells(none.err, "the admin key is missing", "PENSTOCK_ADMIN_KEY")
     assert "not the gateway's admin key" in wrong.err
@@ -303,6 +306,21 @@ def test_rows_for_programs_do_not_fill_a_terminal(
     with pytest.raises(SystemExit, match="2"):
         main(command.split())
     assert tells(capsys.readouterr().err, "terminal", "--output FILE")
+
+
+@pytest.mark.parametrize(
+    ("columns", "lines"), [(24, ["penstock: Unknown", "command 'list'. Did you", "mean"]), (0, ["pens"])]
+)
+def test_messages_are_wrapped_at_words_on_a_terminal(
+    columns: int, lines: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stderr, "fileno", lambda: 2)
+    monkeypatch.setattr(os, "get_terminal_size", lambda number: os.terminal_size((columns, 10)))
+    with pytest.raises(SystemExit):
+        main(["list"])
+    shown = capsys.readouterr().err.splitlines()
+    assert all(map(str.startswith, shown, lines)) and max(map(len, shown)) <= (columns or 80)
 
 
 async def test_a_gateway_that_was_not_named_is_said(
