@@ -320,7 +320,8 @@ def test_messages_are_wrapped_at_words_on_a_terminal(
     with pytest.raises(SystemExit):
         main(["list"])
     shown = capsys.readouterr().err.splitlines()
-    assert all(map(str.startswith, shown, lines)) and max(map(len, shown)) <= (columns or 80)
+    assert max(map(len, shown)) <= (columns or 80)
+    assert [begins for line, begins in zip(shown, lines, strict=False) if not line.startswith(begins)] == []
 
 
 async def test_a_gateway_that_was_not_named_is_said(
