@@ -129,14 +129,15 @@ def configured_gateway(by_socket: bool = True) -> str | None:
 
 
 def asked_gateway(url: str) -> str:
-    """Says which gateway was asked, and how to ask another one; empty where the command line or the environment names
+    """Says which gateway was asked, and what names another one; empty where the command line or the environment names
     it."""
-    way = f"--gateway, PENSTOCK_GATEWAY or `port` in {CONFIG_FILE} names another gateway"
     if os.environ.get("PENSTOCK_GATEWAY"):
         return ""
-    if os.path.exists(CONFIG_FILE):
-        return f"{url}, which {CONFIG_FILE} names; {way}" if url == configured_gateway() else ""
-    return f"{url}, the default; {way}" if url == LOCAL else ""
+    if url == LOCAL:
+        return f"{url}, the default; --gateway, PENSTOCK_GATEWAY or `port` in {CONFIG_FILE} names another gateway"
+    with suppress(CommandError):
+        return f"{url}, which {CONFIG_FILE} names" if url == configured_gateway() else ""
+    return ""
 
 
 def joined_terms(words: Iterable[str]) -> str:
@@ -251,7 +252,7 @@ async def only_attempt(client: Client, rid: str, example: str = "#1") -> str:
 
 def with_client(url: str, ask: Callable[[Client], Coroutine[Any, Any, None]]) -> None:
     """Runs `ask` with a client of the gateway; a `ClientError` becomes a `CommandError`. Says which gateway was
-    changed, or lacks what was asked for, where neither the command line nor the environment names it."""
+    changed where nothing names it, or lacks what was asked for."""
     import asyncio
 
     from penstock.gateway.client.client import Client, ClientError
@@ -259,7 +260,7 @@ def with_client(url: str, ask: Callable[[Client], Coroutine[Any, Any, None]]) ->
     async def talk() -> None:
         async with Client(url, control_key()) as client:
             await ask(client)
-            if client.changed and (asked := asked_gateway(url)):
+            if client.changed and url == LOCAL and (asked := asked_gateway(url)):
                 note(f"Changed at {asked}.")
 
     token = _GATEWAY.set(url)

@@ -332,7 +332,7 @@ async def test_a_gateway_that_was_not_named_is_said(
     asked = [asked_gateway(LOCAL), asked_gateway(served.url)]
     _ = (tmp_path / "penstock.toml").write_text(f"port = {served.url.rpartition(':')[2]}")
     way = "--gateway, PENSTOCK_GATEWAY or `port` in penstock.toml names another gateway"
-    by_file = f"{served.url}, which penstock.toml names; {way}"
+    by_file = f"{served.url}, which penstock.toml names"
     assert asked == [f"{LOCAL}, the default; {way}", ""]
     for command, said in [
         ("show none", f"penstock: there is no rollout 'none'; `penstock rollouts` lists them (asked: {by_file})\n"),

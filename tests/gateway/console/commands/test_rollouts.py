@@ -359,11 +359,14 @@ async def test_an_empty_gateway_is_told(
         out, err = capsys.readouterr()
         assert (words, out, err.count("\n")) == (words, "", 1)
         assert err.startswith(said)
-        assert (f"(asked: {local.url}, which penstock.toml names; " in err) != named
+        assert (f"(asked: {local.url}, which penstock.toml names)" in err) != named
+    monkeypatch.setattr("penstock.gateway.client.console.LOCAL", local.url)
     for words, changes in (("sql", False), ("queue", False), ("pause", True), ("token r1", False)):
         with suppress(SystemExit):
             await asyncio.to_thread(main, words.split())
-        assert (f"Changed at {local.url}, which penstock.toml" in capsys.readouterr().err) == (changes and not named)
+        assert (f"Changed at {local.url}, the default; --gateway, " in capsys.readouterr().err) == (
+            changes and not named
+        )
 
 
 @pytest.mark.slow
