@@ -223,10 +223,10 @@ ANSWER: Final = "a stand-in for the agent's answer"
 
 
 class DryRun(NamedTuple):
-    """What `--check` has found out about the judge."""
+    """The result of `--check` for the judge."""
 
     tried: str
-    """What was tried, and what came of it."""
+    """The trial and its end, for people."""
     doubt: str | None = None
     """A warning for the user; None when there is none."""
 

@@ -21,7 +21,7 @@ HERE = "fakes.judges"
         (f"{HERE}:right", f"{HERE}:right was tried with {ANSWER} and gave a reward"),
         (f"{HERE}:reads_the_output", f"{HERE}:reads_the_output was tried with {ANSWER} and raised KeyError: "),
         (f"{HERE}:waits", f"{HERE}:waits was tried with"),
-        ("true", "the command 'true' of --reward was found, and not run"),
+        pytest.param("true", "the command 'true' of --reward was found, and not run", marks=pytest.mark.slow),
         (None, "no --reward was given"),
     ],
 )

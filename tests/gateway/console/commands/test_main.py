@@ -316,7 +316,11 @@ def test_messages_are_wrapped_at_words_on_a_terminal(
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setattr(sys.stderr, "fileno", lambda: 2)
-    monkeypatch.setattr(os, "get_terminal_size", lambda number: os.terminal_size((columns, 10)))
+
+    def size(number: int) -> os.terminal_size:
+        return os.terminal_size((columns, 10))
+
+    monkeypatch.setattr(os, "get_terminal_size", size)
     with pytest.raises(SystemExit):
         main(["list"])
     shown = capsys.readouterr().err.splitlines()
