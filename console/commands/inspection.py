@@ -30,7 +30,6 @@ from penstock.gateway.client.console import (
     with_asked,
     with_client,
 )
-from penstock.gateway.model.base import CALLS
 from penstock.gateway.model.codes import BreakdownDimension
 from penstock.gateway.model.foreign_text import terminal_safe_json
 
@@ -133,6 +132,7 @@ def show_rollout(
         How many spans at most.
     """
     from penstock.console.views import rollout_tree
+    from penstock.gateway.model.base import CALLS
 
     async def ask(client: Client) -> None:
         rid, attempt, sequence = target_of(target)
