@@ -232,10 +232,10 @@ class DryRun(NamedTuple):
 
 
 def first_task(path: Path) -> tuple[Any, int]:
-    """(first task of a JSONL file, number of its tasks); (None, 0) where it has none. Raises `UsageError`."""
+    """(first task of a JSONL file, number of its tasks). Raises `UsageError`, also where it has none."""
     try:
         lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
-        return (json.loads(lines[0]), len(lines)) if lines else (None, 0)
+        return json.loads(lines[0] if lines else ""), len(lines)
     except OSError as error:
         raise UsageError(f"--check: {unreadable(path, error)}") from None
     except ValueError as error:
