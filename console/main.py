@@ -13,6 +13,7 @@ import gc
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from typing import Final, Literal
 
 from cyclopts import (
@@ -20,16 +21,16 @@ from cyclopts import (
     CoercionError,
     CycloptsError,
     MissingArgumentError,
+    UnknownCommandError,
     UnknownOptionError,
     UnusedCliTokensError,
 )
 from cyclopts import Group as Section
 from cyclopts.argument import ArgumentCollection, Token
 
-from penstock.console.commands.command_table import COMMANDS, FIRST, GROUPS, SECTIONS, CommandEntry, CommandGroup
-from penstock.gateway.client.console import CommandError
+from penstock.console.commands.command_table import COMMANDS, FIRST, GROUPS, MEANT, SECTIONS, CommandEntry, CommandGroup
+from penstock.gateway.client.console import CommandError, note
 from penstock.gateway.client.environment import CONFIG_FILE, configured_gateway
-from penstock.gateway.model.foreign_text import terminal_safe
 
 EXPECTED_TYPES: Final[dict[type | None, str]] = {int: "a whole number", float: "a number"}
 """What a value should be, by the type that it becomes."""
@@ -207,6 +208,9 @@ def _names(group: CommandGroup, word: str) -> bool:
 
 def _wrong(error: CycloptsError) -> str:
     """Says how a command was called wrongly."""
+    word = (error.unused_tokens or [""])[0]
+    if isinstance(error, UnknownCommandError) and not error.command_chain and word in MEANT:
+        return f"Unknown command {word!r}. Did you mean `penstock {MEANT[word]}`?"
     if isinstance(error, UnusedCliTokensError) and not isinstance(error, UnknownOptionError):
         group, words = GROUPS.get((error.command_chain or ("",))[0]), error.unused_tokens or ()
         if group is not None and words and words[0] in group.commands:
@@ -217,15 +221,30 @@ def _wrong(error: CycloptsError) -> str:
         name = error.keyword or error.argument.name
         # cyclopts says the same of an option that is not there and of one without its value.
         given = error.keyword is not None or bool(error.argument.tokens)
-        return f"{name} needs a value." if given else f"{name} is missing."
+        return f"{name} needs a value: {_help_of(name, error.command_chain)}" if given else f"{name} is missing."
     if isinstance(error, CoercionError) and error.token is not None and error.target_type in EXPECTED_TYPES:
         name = error.token.keyword or (error.argument.name if error.argument is not None else "the argument")
         return f"{name}: {error.token.value!r} is not {EXPECTED_TYPES[error.target_type]}."
-    return " ".join(str(error).split())
+    said = " ".join(str(error).split())
+    if isinstance(error, UnknownOptionError) and "Did you mean" not in said and _runs_a_command(error.command_chain):
+        said += " Options of what is run go behind --."
+    return said
+
+
+def _help_of(option: str, chain: Sequence[str] | None) -> str:
+    """The help of an option, which cyclopts reads from docstrings only for `--help`."""
+    arguments = app.parse_commands(chain)[1][-1].assemble_argument_collection(parse_docstring=True)
+    return next((one.parameter.help or "" for one in arguments if option in one.names), "")
+
+
+def _runs_a_command(chain: Sequence[str] | None) -> bool:
+    """True if a command runs another one, whose words go behind `--`."""
+    _, apps, _ = app.parse_commands(chain)
+    return apps[-1].default_command is not None and "command" in signature(apps[-1].default_command).parameters
 
 
 def _end(message: str, code: int) -> None:
-    print(f"penstock: {terminal_safe(message)}", file=sys.stderr)
+    note(f"penstock: {message}")
     sys.exit(code)
 
 

@@ -30,6 +30,7 @@ from penstock.gateway.client.console import (
     pairs,
     target_of,
     validated_model,
+    with_asked,
     with_client,
 )
 
@@ -209,7 +210,7 @@ def forget(
     async def ask(client: Client) -> None:
         rids = found or [one.id async for one in client.rollouts(filter) if one.status in FINAL]
         if not rids:
-            raise CommandError("No rollout matches that has ended.", 1)
+            raise CommandError(with_asked("No rollout matches that has ended."), 1)
         if not found and not yes:
             raise CommandError(
                 f"{len(rids):,} rollouts that have ended match, such as {rids[0]}: add --yes to forget them for good", 2

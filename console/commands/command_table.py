@@ -402,6 +402,11 @@ GROUPS: Final[dict[str, CommandGroup]] = {
 }
 FIRST: Final = ("serve", "run", "rollouts", "show", "tui", "enqueue", "reward", "release")
 """The commands to begin with, which bare `penstock` shows."""
+MEANT: Final = {
+    "list": "rollouts", "ls": "rollouts", "status": "queue", "start": "serve", "add": "enqueue", "logs": "changes",
+    "rm": "forget", "delete": "forget", "cost": "stats --by model", "costs": "stats --by model",
+}  # fmt: skip
+"""Words that other programs have for commands of this one."""
 SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "Serve and look": (
         "serve",

@@ -24,6 +24,7 @@ from penstock.gateway.client.console import (
     Url,
     pairs,
     seconds,
+    unreadable,
     validated_model,
     with_client,
 )
@@ -270,7 +271,7 @@ def _tasks(file: str, id_field: str | None, group_by: str | None) -> list[TaskLi
     try:
         content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except OSError as e:
-        raise CommandError(f"{file}: {e.strerror}") from None
+        raise CommandError(unreadable(file, e)) from None
     found, flaws = read(content.split(b"\n"), id_field, group_by)
     if flaws:
         raise CommandError(f"nothing was queued: {file}: {first_flaws(flaws)}")

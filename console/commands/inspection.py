@@ -27,6 +27,7 @@ from penstock.gateway.client.console import (
     target_of,
     utf8,
     validated_model,
+    with_asked,
     with_client,
 )
 from penstock.gateway.model.codes import BreakdownDimension
@@ -137,6 +138,7 @@ def show_rollout(
         How many spans at most.
     """
     from penstock.console.views import rollout_tree
+    from penstock.gateway.model.base import CALLS
 
     async def ask(client: Client) -> None:
         rid, attempt, sequence = target_of(target)
@@ -151,7 +153,9 @@ def show_rollout(
                 detail = await client.span(rid, attempt, sequence)
                 show([detail], json, lambda: rollout_tree.call_tree(detail))
         elif raw is not None:
-            raise CommandError(f"--raw shows one call: say which, such as {rid}/{attempt or 'ATTEMPT'}#1", 2)
+            found = [head async for head in client.spans(rid, attempt, f"kind:{','.join(CALLS)}", 1)]
+            such = "".join(f", such as '{rid}/{head.attempt}#{head.sequence}'" for head in found)
+            raise CommandError(f"--raw shows one call: say which{such or f'; {target} has none yet'}", 2)
         else:
             await _show_rollout(client, rid, [head async for head in client.spans(rid, attempt, limit=calls)], json)
 
@@ -403,7 +407,7 @@ def export(
         if output is not None:
             note(f"{output}: {pluralized(count, 'row')}")
         elif not count:
-            note("Nothing was written: nothing matches.")
+            note(with_asked("Nothing was written: nothing matches."))
 
     with_client(gateway, ask)
 
@@ -513,10 +517,12 @@ def sql(
         elif found.count:
             console().print(breakdown.sql_answer(found), crop=False)
         else:
-            note("No rows.")
+            note(with_asked("No rows."))
 
     if output is not None and format is None:
         raise CommandError("--output needs --format csv or --format parquet", 2)
+    if output is None and format == "parquet" and sys.stdout.isatty():
+        raise CommandError("Parquet is not for a terminal: write it with --output FILE", 2)
     with_client(gateway, ask)
 
 

@@ -26,6 +26,7 @@ from penstock.gateway.client.console import (
     joined_terms,
     note,
     validated_model,
+    with_asked,
     with_client,
 )
 from penstock.gateway.model.codes import install_hint
@@ -290,7 +291,7 @@ def try_policy(file: Path, /, *filter: Terms, limit: Limit = 20, json: Json = Fa
         found = [call async for call in client.try_policy(rules, terms)]
         told = build_report(rules, found, difference, limit)
         if not found and not json:
-            note(NONE_FOUND)
+            note(with_asked(NONE_FOUND))
         else:
             show([told], json, lambda: tools.report(told))
 

@@ -22,6 +22,7 @@ from penstock.gateway.client.console import (
     joined_terms,
     note,
     validated_model,
+    with_asked,
     with_client,
 )
 
@@ -78,7 +79,7 @@ def list_rows(name: str, selection: NounSelection, json: bool, gateway: str) -> 
         try:
             found = await view.fetch(client, selection)
         except NounError as e:
-            raise CommandError(str(e)) from None
+            raise CommandError(with_asked(str(e))) from None
         if found.more:
             limit = selection.model_dump()["limit"]
             note(f"There are more than {limit:,}: --limit {limit * 10} shows more of them.")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from penstock.gateway.client.console import CONFIG_FILE, PORT_OR_ANY, CommandError, note, seconds
+from penstock.gateway.client.console import CONFIG_FILE, PORT_OR_ANY, CommandError, note, seconds, unreadable
 from penstock.gateway.model.codes import install_hint
 
 if TYPE_CHECKING:
@@ -325,7 +325,7 @@ def _read(file: str) -> bytes:
     try:
         return Path(file).read_bytes()
     except OSError as error:
-        raise CommandError(f"{file} cannot be read: {error.strerror}", 2) from None
+        raise CommandError(unreadable(file, error), 2) from None
 
 
 def make_key(name: str, /, *, role: Literal["call", "read", "operate", "release"] = "read") -> None:

@@ -10,7 +10,7 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.gateway.client.console import CommandError, note, validated_model
+from penstock.gateway.client.console import CommandError, note, unreadable, validated_model, with_asked
 from penstock.gateway.model.foreign_text import terminal_safe_json
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def show(models: Sequence[BaseModel], json: bool, picture: Callable[[], RenderableType], none: str = "") -> None:
     """Prints models as JSON lines, or as their picture; without models prints `none` as a note."""
     if not json and none and not models:
-        note(none)
+        note(with_asked(none))
     elif not json:
         console().print(picture(), crop=False)
         return
@@ -61,7 +61,7 @@ def text_of(file: str) -> str:
     try:
         return (sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()).decode()
     except OSError as e:
-        raise CommandError(f"{file}: {e.strerror}") from None
+        raise CommandError(unreadable(file, e)) from None
     except UnicodeDecodeError as e:
         raise CommandError(f"{file} is not UTF-8: byte {e.start + 1}") from None
 

@@ -109,9 +109,9 @@ def empty_reason(found: BudgetPage, name: str | None) -> str:
     """The reason why there is no row. `name`: name of the only budget that was requested."""
     configured = ", ".join(found.configured)
     if not configured:
-        return "penstock.toml has no [[budget]]."
+        return "The gateway's penstock.toml has no [[budget]]."
     if name is not None and name not in found.configured:
-        return f"there is no budget {name!r}; penstock.toml has {configured}"
+        return f"there is no budget {name!r}; the gateway's penstock.toml has {configured}"
     return f"No call was counted yet of {name or configured}."
 
 
@@ -213,14 +213,14 @@ PRICES = NounView[NounSelection, Price](
     _prices_fetch,
     key=lambda one: f"{one.model} {one.since or ''}".strip(),
     columns={
-        Column("model", narrows="cut", least=8): lambda one, _: plain(one.model),
-        Column("since"): lambda one, _: str(one.since or ""),
+        Column("model"): lambda one, _: plain(one.model),
+        Column("since", 5): lambda one, _: str(one.since or ""),
         figure("input"): lambda one, _: number(one.input),
         figure("output"): lambda one, _: number(one.output),
-        figure("cached"): lambda one, _: number(one.cached),
-        figure("cache write"): lambda one, _: number(one.cache_write),
-        figure("long"): lambda one, _: number(one.cache_write_long),
-        Column("besides", narrows="cut", least=8): lambda one, _: plain(_besides(one)),
+        figure("cached", 4): lambda one, _: number(one.cached),
+        figure("cache write", 3): lambda one, _: number(one.cache_write),
+        figure("long", 2): lambda one, _: number(one.cache_write_long),
+        Column("besides", 1, narrows="cut", least=8): lambda one, _: plain(_besides(one)),
     },
     every_s=60.0,
 )
@@ -228,7 +228,7 @@ PRICES = NounView[NounSelection, Price](
 
 def differences(found: Sequence[PriceChange]) -> Group:
     """The changes of an update: kept prices first, then changed and new ones."""
-    listing = Listing(Column("model", narrows="cut", least=8), Column(""), Column("price", narrows="cut", least=8))
+    listing = Listing(Column("model"), Column(""), Column("price", narrows="cut", least=8))
     heads: list[Text] = []
     for what in ("kept", "changed", "new"):
         some = [one for one in found if one.what == what]

@@ -15,6 +15,7 @@ from penstock.gateway.model.answers import AttemptDiagnosis, CallDiagnosis, Diag
 from penstock.gateway.model.queue import EnqueueResult, QueueStatus, RewardAnswer
 from penstock.gateway.model.rollout import Rollout, Worker
 
+RUN_THEM = "`penstock run -- COMMAND` runs an agent on each."
 DIAGNOSES = (
     Column("rollout"), Column("status", 2), figure("reward", 3), figure("train"), figure("sequences", 1),
     Column("why", narrows="fold", least=24),
@@ -75,7 +76,9 @@ def enqueued(answers: Sequence[EnqueueResult]) -> Text:
     new = len(answers) - sum(there.values())
     by_status = ", ".join(f"{count:,} {name}" for name, count in there.most_common())
     before = f"; {sum(there.values()):,} were there already ({by_status})" if there else ""
-    return Text(f"{pluralized(new, 'rollout')} queued{before}.")
+    names = list(dict.fromkeys((answers[0].id, answers[-1].id)))
+    after = f" {RUN_THEM}" if new else ""
+    return Text(f"{pluralized(new, 'rollout')} queued{before}: {' … '.join(map(clean, names))}.{after}")
 
 
 def status_list(rows: Iterable[Rollout]) -> Listing:

@@ -209,7 +209,7 @@ def proposals(found: Sequence[tuple[PromptProposal, str | None]], calls: int, le
 def _proposal(number: int, one: PromptProposal, known: str | None) -> Iterator[RenderableType]:
     agent = f"agent {clean(one.agent)}" if one.agent else "no agent named"
     covered = f"coverage {one.coverage:.1%}"
-    registered = f"registered as {clean(known)}" if known else "not registered"
+    registered = f"registered as {clean(known)}" if known else "not registered yet"
     yield joined(Text(f"{number}.", style="bold"), pluralized(one.messages, "message"), covered, agent, one.call_site)
     yield joined(Text(registered, style="green" if known else "yellow"))
     yield text(one.template)

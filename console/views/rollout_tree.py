@@ -29,9 +29,11 @@ from penstock.console.views.rollouts import (
     status,
     style,
     summary_facts,
+    texts,
 )
 from penstock.console.views.table import Line, abbreviate, clean, compact, duration, joined, moment, number, plain, size
 from penstock.gateway.model.answers import SideView, SpanDetail
+from penstock.gateway.model.base import CALLS
 from penstock.gateway.model.facts import SPAN_FACTS, Fact, reader
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, Outcome, RolloutSummary
 from penstock.gateway.model.span import Span, span_tree
@@ -206,10 +208,14 @@ def rollout_tree(
 
 
 def call_tree(detail: SpanDetail) -> Tree:
-    """A call, with all its messages and its whole text."""
-    tree = Tree(Line(*span_facts(detail.span)))
+    """A span with its whole texts: a call with all its messages."""
+    span = detail.span
+    whole = {} if span.kind in CALLS else texts(span)
+    tree = Tree(Line(*span_facts(span, brief=not whole)))
     for line in _facts(detail):
         tree.add(line)
+    for name, text in whole.items():
+        tree.add(joined(Text(clean(name), style="dim"), plain(_cut(text, None))))
     if detail.turn is not None:
         _add_turn(tree, detail.turn, 0, None, None)
     return tree
@@ -340,7 +346,7 @@ def _facts(detail: SpanDetail) -> Iterator[Text]:
         "called": detail.exchange.url if detail.exchange else None,
         "also spoken": ", ".join(f"{side.who}: {side.dialect} {side.path}" for side in _sides(detail)),
         "served": span.model_served if span.model_served != span.model else None,
-        "bytes": f"{size(span.request_bytes)} → {size(span.response_bytes)}",
+        "bytes": f"{size(span.request_bytes)} → {size(span.response_bytes)}" if span.kind in CALLS else None,
         "sampling": compact(turn.sampling) if turn and turn.sampling else None,
         "forced": turn.forced if turn else None,
         "trace": span.trace_id,

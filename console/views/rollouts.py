@@ -377,11 +377,11 @@ def span_line(span: Span) -> Text:
     return joined(*span_facts(span))
 
 
-def span_facts(span: Span) -> tuple[str | Text, ...]:
-    """The pieces of the line of a span."""
+def span_facts(span: Span, brief: bool = True) -> tuple[str | Text, ...]:
+    """The pieces of the line of a span. `brief`: the beginning of its texts is on the line."""
     if span.kind not in CALLS:
         failed = status(span.status) if span.status == SpanStatus.ERROR else ""
-        return (*label(span), failed, clean(content(span)), length(span))
+        return (*label(span), failed, clean(content(span, brief)), length(span))
     first = f"first byte {duration(span.first_byte_ns)}" if span.first_byte_ns is not None else ""
     charged = "no price" if span.unpriced else money(span.cost)
     facts = (duration(span.duration_ns), first, f"{used} tokens" if (used := tokens(span)) else "", charged)
@@ -421,11 +421,13 @@ def label(span: Span) -> tuple[str, ...]:
     return f"#{span.sequence}", _what(span), clean(span.agent or ""), clean(name)
 
 
-def content(span: Span) -> str:
+def content(span: Span, brief: bool = True) -> str:
     """The content of a span that is no call: value and reason of a reward, a few attributes of an agent's span or
-    event."""
+    event. `brief`: with the beginning of its texts."""
     if span.kind == "reward":
-        return "  ".join(filter(None, _reward(Reward.of(span))))
+        return "  ".join(filter(None, _reward(Reward.of(span), brief)))
+    if not brief:
+        return ""
     if span.kind == "otel":
         return "  ".join(facts(span))
     attributes = span.attributes or {}
@@ -437,14 +439,23 @@ def content(span: Span) -> str:
     return abbreviate(said[0] if len(said) == 1 and isinstance(said[0], str) else compact(own or None), BRIEF)
 
 
-def _reward(given: Reward) -> Iterator[str]:
+def texts(span: Span) -> dict[str, str]:
+    """The whole texts of a span that is no call, by name; empty where its line has all of them."""
+    found = {name: one if isinstance(one, str) else compact(one) for name, one in (span.attributes or {}).items()}
+    if span.kind == "reward":
+        found = {"reason": Reward.of(span).reason or ""}
+    line = content(span)
+    return {} if all(text in line for text in found.values()) else found
+
+
+def _reward(given: Reward, brief: bool) -> Iterator[str]:
     yield number(given.value)
     yield from (f"{name} {number(value)}" for name, value in given.dimensions.items())
     yield f"by {given.source}"
     yield f"of #{given.span}" if given.span else ""
     yield "" if given.trusted else "untrusted"
     yield "late" if given.late else ""
-    yield abbreviate(given.reason or "", BRIEF)
+    yield abbreviate(given.reason or "", BRIEF) if brief else ""
 
 
 def length(span: Span) -> str:

@@ -69,7 +69,7 @@ from penstock.gateway.model.queue import (
     RewardAnswer,
     WorkerList,
 )
-from penstock.gateway.model.rollout import LIVE, Attempt, Judgement, Outcome, Rollout, Worker
+from penstock.gateway.model.rollout import LIVE, Attempt, Judgement, Outcome, Rollout, Worker, missing_rollout
 from penstock.gateway.model.span import POLICY_VIOLATION, Span
 from penstock.gateway.model.turn import Exchange, Side, Transcript, TranscriptCall
 from penstock.gateway.reading.diagnosis.diagnosis import diagnose
@@ -349,7 +349,7 @@ def known_rollout(tape: TapeSource, rid: str) -> Rollout:
     """A rollout; raises `ApiError` if it does not exist."""
     rollout = tape.rollout(rid)
     if rollout is None:
-        raise ApiError(404, f"there is no rollout {rid!r}; `penstock rollouts` lists them", "rid", rid)
+        raise ApiError(404, missing_rollout(rid, lambda name: tape.rollout(name) is not None), "rid", rid)
     return rollout
 
 
@@ -446,7 +446,8 @@ async def get_whole(request: web.Request) -> web.StreamResponse:
     known = {rollout.id: rollout for _, rollout in await asyncio.to_thread(tape.named, ids)}
     missing = next((rid for rid in ids if rid not in known), None)
     if missing is not None:
-        raise ApiError(404, f"there is no rollout {missing!r}; `penstock rollouts` lists them", "ids", missing)
+        said = missing_rollout(missing, lambda name: tape.rollout(name) is not None)
+        raise ApiError(404, said, "ids", missing)
     kinds = frozenset(get_args(SpanKind)) if asked.kind is None else frozenset(asked.kind.split(","))
     parts = map(pack, _parts(tape, [known[rid] for rid in ids], kinds))
     response = web.StreamResponse(headers={"Content-Type": OCTETS})

@@ -97,6 +97,8 @@ class ApiConnection:
             self._headers["Authorization"] = f"Bearer {key}"
         self.received = 0
         """Bytes of answers received so far, as sent (compressed or not)."""
+        self.changed = False
+        """True once a request has changed something at the gateway."""
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -121,7 +123,13 @@ class ApiConnection:
         return self._parsed(path, model, await self.read("GET", path, params))
 
     async def post(self, path: str, model: type[M], body: BaseModel) -> M:
-        """The answer to a POST, as a model. Fields that are not set in the body are not sent."""
+        """The answer to a POST that changes something, as a model. Fields that are not set in the body are not sent."""
+        answer = await self.query(path, model, body)
+        self.changed = True
+        return answer
+
+    async def query(self, path: str, model: type[M], body: BaseModel) -> M:
+        """The answer to a POST that only asks, as a model. Fields that are not set in the body are not sent."""
         return self._parsed(path, model, await self.read("POST", path, body=body.model_dump_json(exclude_unset=True)))
 
     async def rows(

@@ -12,9 +12,10 @@ import re
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
@@ -29,7 +30,7 @@ from penstock.gateway.model.foreign_text import terminal_safe
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from penstock.gateway.client.client import Client
+    from penstock.gateway.client.client import Client, ClientError
     from penstock.gateway.client.sinks import Format
 
 M = TypeVar("M", bound="BaseModel")
@@ -85,12 +86,35 @@ FLAT = Parameter(name="*")
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON, one object a line.")]
 
 
+USUAL_WIDTH: Final = 80
+"""Columns of a terminal that does not say how many it has."""
+NO_KEY: Final = 401
+NOT_FOUND: Final = 404
+_GATEWAY: Final = ContextVar("_GATEWAY", default="")
+"""URL of the gateway that the running command asks."""
+
+
 class CommandError(Exception):
     """Ends the command with one line on stderr."""
 
     def __init__(self, message: str, code: int = 1) -> None:
         super().__init__(message)
         self.code = code
+
+
+def asked_gateway(url: str) -> str:
+    """Says which gateway was asked, and what names another one; empty where the command line or the environment names
+    it."""
+    from penstock.gateway.client.environment import configured_gateway
+    from penstock.gateway.model.toml import ConfigError
+
+    if os.environ.get("PENSTOCK_GATEWAY"):
+        return ""
+    if url == LOCAL:
+        return f"{url}, the default; --gateway, PENSTOCK_GATEWAY or `port` in {CONFIG_FILE} names another gateway"
+    with suppress(ConfigError):
+        return f"{url}, which {CONFIG_FILE} names" if url == configured_gateway() else ""
+    return ""
 
 
 def joined_terms(words: Iterable[str]) -> str:
@@ -204,7 +228,8 @@ async def only_attempt(client: Client, rid: str, example: str = "#1") -> str:
 
 
 def with_client(url: str, ask: Callable[[Client], Coroutine[Any, Any, None]]) -> None:
-    """Runs `ask` with a client of the gateway; a `ClientError` becomes a `CommandError`."""
+    """Runs `ask` with a client of the gateway; a `ClientError` becomes a `CommandError`. Says which gateway was
+    changed where nothing names it, or lacks what was asked for."""
     import asyncio
 
     from penstock.gateway.client.client import Client, ClientError
@@ -212,16 +237,45 @@ def with_client(url: str, ask: Callable[[Client], Coroutine[Any, Any, None]]) ->
     async def talk() -> None:
         async with Client(url) as client:
             await ask(client)
+            if client.changed and url == LOCAL and (asked := asked_gateway(url)):
+                note(f"Changed at {asked}.")
 
+    token = _GATEWAY.set(url)
     try:
         asyncio.run(talk())
     except ClientError as e:
-        raise CommandError(str(e)) from None
+        raise CommandError(_explained(e)) from None
+    finally:
+        _GATEWAY.reset(token)
+
+
+def _explained(error: ClientError) -> str:
+    """The error's message, with what only this side knows of it."""
+    from penstock.gateway.model.settings import ADMIN_KEY, READ_KEY
+
+    empty = [name for name in (ADMIN_KEY, READ_KEY) if os.environ.get(name) == ""]
+    if error.status == NO_KEY and empty:
+        return f"{error}; {empty[0]} is set, and empty"
+    return with_asked(str(error)) if error.status == NOT_FOUND else str(error)
+
+
+def with_asked(text: str, url: str | None = None) -> str:
+    """A message that something is not there, with the gateway that was asked (that of the running command if not
+    given), unless it was named."""
+    asked = asked_gateway(url or _GATEWAY.get())
+    return f"{text} (asked: {asked})" if asked else text
 
 
 def note(text: str) -> None:
-    """Prints a remark to stderr, beside the result."""
-    print(terminal_safe(text), file=sys.stderr)
+    """Prints a remark to stderr, beside the result; on a terminal its lines end between words."""
+    safe = terminal_safe(text)
+    if sys.stderr.isatty():
+        from textwrap import wrap
+
+        width = os.get_terminal_size(sys.stderr.fileno()).columns or USUAL_WIDTH
+        lines = (wrap(line, width, break_long_words=False, break_on_hyphens=False) or [""] for line in safe.split("\n"))
+        safe = "\n".join(part for some in lines for part in some)
+    print(safe, file=sys.stderr)
 
 
 async def limited_rows(limit: int, rows: Callable[[int], AsyncIterator[T]]) -> list[T]:
@@ -230,6 +284,18 @@ async def limited_rows(limit: int, rows: Callable[[int], AsyncIterator[T]]) -> l
     if len(found) > limit:
         note(f"There are more than {limit:,}: --limit {limit * 10} shows more of them.")
     return found[:limit]
+
+
+def unreadable(file: str | Path, error: OSError) -> str:
+    """Says why a file cannot be read, and names the one beside it that may be meant."""
+    from difflib import get_close_matches
+
+    near: list[str] = []
+    if isinstance(error, FileNotFoundError):
+        with suppress(OSError):
+            near = get_close_matches(Path(file).name, os.listdir(Path(file).parent), n=1)
+    meant = f"; did you mean {Path(file).with_name(near[0])}?" if near else ""
+    return f"{file}: {error.strerror}{meant}"
 
 
 # Output files that appear only when they are complete.
@@ -261,8 +327,10 @@ def whole_file(path: Path | None) -> Generator[IO[bytes]]:
 
 
 def check_format(format: Format, output: Path | None) -> None:
-    """Raises `CommandError` where Parquet cannot be written."""
+    """Raises `CommandError` where Parquet cannot be written, and where rows would fill a terminal."""
     if format == "parquet" and output is None:
         raise CommandError("Parquet goes to a file: say which, as --output FILE", 2)
+    if output is None and sys.stdout.isatty():
+        raise CommandError("rows would fill this terminal: write them with --output FILE, or see them with | less", 2)
     if format == "parquet" and find_spec("pyarrow") is None:
         raise CommandError(f"Parquet needs pyarrow: {install_hint('parquet')}")

@@ -190,7 +190,7 @@ class IndexClient(ApiConnection):
 
     async def sql(self, asked: SqlRequest) -> SqlAnswer:
         """The rows of a query over the views of the tape."""
-        return await self.post("/api/sql", SqlAnswer, asked)
+        return await self.query("/api/sql", SqlAnswer, asked)
 
     async def sql_views(self) -> SqlViews:
         """The views that a query may read, with their columns."""
@@ -246,7 +246,7 @@ class PolicyClient(ApiConnection):
         cursor: str | None = None
         while True:
             asked = PolicyTest(rules=list(rules), filter=filter, cursor=cursor)
-            page = await self.post("/api/policy/test", BacktestPage, asked)
+            page = await self.query("/api/policy/test", BacktestPage, asked)
             for call in page.calls:
                 yield call
             if (cursor := page.next) is None:

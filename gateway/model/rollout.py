@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -185,6 +185,13 @@ class Reward(Judgement):
         """The reward that a span of kind `reward` holds."""
         said = span.attributes or {}
         return cls(**{name: said[REWARD_PREFIX + name] for name in cls.model_fields if REWARD_PREFIX + name in said})
+
+
+def missing_rollout(rid: str, is_known: Callable[[str], bool]) -> str:
+    """Says that a rollout is not there, and names the first one of the task of that name, if there is one."""
+    first = f"{rid}.0"
+    way = f"did you mean {first}?" if is_known(first) else "`penstock rollouts` lists them"
+    return f"there is no rollout {rid!r}; {way}"
 
 
 class Attempt(Noun):

@@ -18,11 +18,12 @@ from select import select
 from textwrap import wrap
 from typing import Final
 
+from penstock.gateway.client.environment import CONFIG_FILE, LOCAL, configured_gateway
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.model.base import CALLS
 from penstock.gateway.model.foreign_text import visible_name
 from penstock.gateway.model.settings import EVERYWHERE
-from penstock.gateway.model.toml import pluralized
+from penstock.gateway.model.toml import ConfigError, pluralized
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.wire.dialects.family import ANTHROPIC, OPENAI
 from penstock.gateway.wire.http.redaction import plain_text
@@ -34,7 +35,6 @@ _LOOKED_AT: Final = 2_000
 _CLOSE_S: Final = 0.5
 """Seconds that the last lines may take when the gateway ends."""
 _STDOUT: Final = 1
-_DEFAULT_URL: Final = "http://127.0.0.1:4747"
 _CLIENTS: Final = (
     (OPENAI, "OPENAI", "/v1", "OpenAI's SDK, and all that speak its API"),
     (ANTHROPIC, "ANTHROPIC", "", "Claude Code, and Anthropic's SDK"),
@@ -78,13 +78,15 @@ def welcome(config: GatewayConfig, url: str) -> str:
         "Paste this where you start an agent, to record its calls as the rollout `first`",
         "(a name of your choice; without /rollout/first each conversation gets a name).",
     ]
-    gateway = "" if url == _DEFAULT_URL else f" --gateway {url}"
+    gateway = "" if url == LOCAL else f" --gateway {url}"
     for family, name, end, users in _CLIENTS:
         lines += ["", f"  # {users}", f"  export {name}_BASE_URL={url}/rollout/first{end}"]
         if config.token_required:
             lines.append(f"  export {name}_API_KEY=$(penstock token first{gateway})")
         elif all(one.key_env for one in config.upstreams() if one.dialect == family.name):
             lines.append(f"  export {name}_API_KEY=none-needed  # the gateway has the key")
+    if url != _commands_ask():
+        lines += ["", "  # Commands of another terminal ask this gateway after", f"  export PENSTOCK_GATEWAY={url}"]
     lines.append("")
     if config.token_required:
         lines.append("`penstock token` needs the gateway's PENSTOCK_ADMIN_KEY, if it has one.")
@@ -92,6 +94,16 @@ def welcome(config: GatewayConfig, url: str) -> str:
         lines.append("On other machines put the name of this one in the place of its address.")
     lines += ["Each call is shown here when it has ended; --quiet shows none.", "", _HEAD]
     return "\n".join(lines)
+
+
+def _commands_ask() -> str | None:
+    """URL of the gateway that commands in this directory ask; None if they have to be told."""
+    if not os.path.exists(CONFIG_FILE):
+        return LOCAL
+    try:
+        return configured_gateway(by_socket=False)
+    except ConfigError:
+        return None
 
 
 class CallLines:

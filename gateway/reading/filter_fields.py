@@ -77,6 +77,14 @@ class NumberMatcher:
 
 
 @dataclass(frozen=True, slots=True)
+class MissingMatcher:
+    """Stands for a field without a value, as `none` does, and so matches no value."""
+
+    def __call__(self, value: object) -> bool:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
 class WordMatcher:
     """Matches any of some words."""
 
@@ -181,21 +189,21 @@ def forms(text: str) -> tuple[str, ...]:
 def count(operator: str, value: str, now_ns: int) -> Matcher:
     """A matcher of whole numbers from 0."""
     if not re.fullmatch(r"[0-9]{1,18}", value):
-        raise TermError(f"{value!r} is not a whole number", ("0", "1", "2", "..."))
+        raise TermError(f"{value!r} is not a whole number", ("0", "1", "2", "...", NONE))
     return _compared(operator, int(value))
 
 
 def whole(operator: str, value: str, now_ns: int) -> Matcher:
     """A matcher of whole numbers, also negative ones."""
     if not re.fullmatch(r"-?[0-9]{1,18}", value):
-        raise TermError(f"{value!r} is not a whole number", ("-1", "0", "1", "..."))
+        raise TermError(f"{value!r} is not a whole number", ("-1", "0", "1", "...", NONE))
     return _compared(operator, int(value))
 
 
 def decimal(operator: str, value: str, now_ns: int) -> Matcher:
     """A matcher of decimal numbers."""
     if not re.fullmatch(r"-?[0-9]{1,18}(\.[0-9]{1,18})?", value):
-        raise TermError(f"{value!r} is not a number", ("-1", "0.5", "1", "..."))
+        raise TermError(f"{value!r} is not a number", ("-1", "0.5", "1", "...", NONE))
     return _compared(operator, float(value))
 
 
@@ -253,7 +261,10 @@ ValueReader = Callable[[Rollout | None, Span | None], Sequence[Any]]
 
 FAILED = (SpanStatus.ERROR, SpanStatus.INTERRUPTED)
 ORDER = (">", ">=", "<", "<=")
-TEXT, NUMBER, CHOICE = (":", "=", "!=", "~"), (":", "=", "!=", *ORDER), (":", "=", "!=")
+EQUAL = (":", "=", "!=")
+TEXT, NUMBER, CHOICE = (*EQUAL, "~"), (*EQUAL, *ORDER), EQUAL
+NONE: Final = "none"
+"""The value of a number that is missing."""
 PART = (":", "~")
 """Of long texts: `=` would want all of one."""
 
@@ -285,6 +296,22 @@ def field(name: str, target: Target) -> Field:
         return fields[name]
     near = get_close_matches(name, fields, n=1)
     raise TermError(f"unknown field {name!r}", (*fields, "metadata.KEY"), near[0] if near else None)
+
+
+def matcher(target: Target, field: Field, operator: str, value: str, now_ns: int) -> Matcher:
+    """The matcher of a value of a field. Raises `TermError`, which names the field that knows a word."""
+    if value == NONE and field.operators is NUMBER and operator in EQUAL:
+        return MissingMatcher()
+    try:
+        return field.matcher("=" if operator == "!=" else operator, value, now_ns)
+    except TermError as e:
+        others = (name for name, one in FIELDS[target].items() if value in _words(one))
+        near = next((f"{name}:{value}" for name in others), e.nearest)
+        raise TermError(e.problem, e.allowed, near) from None
+
+
+def _words(field: Field) -> Sequence[str]:
+    return field.matcher.words if isinstance(field.matcher, WordMatcherFactory) else ()
 
 
 def _nothing(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
@@ -516,7 +543,7 @@ def describe_fields(target: Target) -> list[FilterField]:
             name=name,
             help=one.help,
             operators=list(one.operators),
-            values=list(one.matcher.words) if isinstance(one.matcher, WordMatcherFactory) else [],
+            values=list(_words(one)),
         )
         for name, one in FIELDS[target].items()
     ]

@@ -4,7 +4,7 @@ A filter is a list of terms, all of which must hold. A term is `field operator v
 `not`; a value may list alternatives with commas (`status:error,cancelled`) and is quoted when it holds spaces, commas
 or quotes. `:` compares text as a pattern (`*` any run, `?` any character, case ignored), `=` compares exactly, `~` asks
 for a part of the text. In long texts (`text`, `raw`, `input`) a pattern may match anywhere, and `=` is not known. A
-field that a span does not have matches nothing, so its negation matches.
+field that a span does not have matches nothing, so its negation matches; `reward:none` finds a number that is missing.
 
 The same text is parsed for one of two targets. For `spans` a term is about the span, its attempt or its rollout. For
 `rollouts` the terms that can be about the rollout (status, mode, group, reward, worker ...) are about it and its
@@ -33,6 +33,7 @@ from penstock.gateway.reading import filter_fields
 from penstock.gateway.reading.filter_fields import (
     Field,
     Matcher,
+    MissingMatcher,
     NumberMatcher,
     SubstringMatcher,
     Target,
@@ -231,8 +232,7 @@ def _understood(term: Term, target: Target, now_ns: int) -> Predicate:
     field = filter_fields.field(term.field, target)
     if term.operator not in field.operators:
         raise TermError(f"{term.field!r} does not know the operator {term.operator!r}", field.operators)
-    operator = "=" if term.operator == "!=" else term.operator
-    matchers = tuple(field.matcher(operator, value, now_ns) for value in term.values)
+    matchers = tuple(filter_fields.matcher(target, field, term.operator, value, now_ns) for value in term.values)
     wanted = term.negated == (term.operator == "!=")
     return Predicate(term.field, field, matchers, wanted, field.about == "both" and target == "rollouts")
 
@@ -246,8 +246,13 @@ def _compile(condition: Predicate) -> tuple[str, Test | TextsTest]:
 
 
 def _test(field: Field, matchers: Sequence[Matcher], wanted: bool) -> Test:
-    read = field.read
-    return lambda rollout, span: any(m(v) for v in read(rollout, span) for m in matchers) == wanted
+    read, missing = field.read, any(isinstance(m, MissingMatcher) for m in matchers)
+
+    def test(rollout: Rollout | None, span: Span | None) -> bool:
+        values = read(rollout, span)
+        return (any(m(v) for v in values for m in matchers) or (missing and not values)) == wanted
+
+    return test
 
 
 # -- a search for a text: which spans to read, and the place of the text in their passages ----------------------------
@@ -444,7 +449,13 @@ def _condition(one: Predicate, words: Words, row: str) -> SqlFragment:
 
 
 def _asked(one: Predicate, matcher: Matcher, words: Words, row: str) -> SqlFragment:
-    """SQL that holds if some value of the field satisfies the matcher."""
+    """SQL that holds if some value of the field satisfies the matcher, or if it has none and that is asked for."""
+    found = _values(one, matcher, words, row)
+    return _wrap("({}) is not true", found) if isinstance(matcher, MissingMatcher) else found
+
+
+def _values(one: Predicate, matcher: Matcher, words: Words, row: str) -> SqlFragment:
+    """SQL that holds if some value of the field satisfies the matcher; `MissingMatcher`: if there is one."""
     if one.name == "input":
         assert isinstance(matcher, SubstringMatcher)
         parts = _any(_part_of_input(part) for part in matcher.parts)
@@ -474,6 +485,8 @@ def _of_others(name: str) -> FieldColumns:
 
 
 def _compared(owner: str, expression: str, matcher: Matcher, words: Words) -> SqlFragment:
+    if isinstance(matcher, MissingMatcher):
+        return SqlFragment(f"{expression} is not null")
     if isinstance(matcher, NumberMatcher):
         return SqlFragment(f"{expression} {matcher.operator} ?", (matcher.limit,))
     if isinstance(matcher, WordMatcher):

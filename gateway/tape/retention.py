@@ -26,7 +26,7 @@ from penstock.gateway.model.base import GATEWAY, ActionRequest, parse_record
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.release import PinList, Release
 from penstock.gateway.model.resource import Coverage
-from penstock.gateway.model.rollout import FINAL, Rollout, last_seen_ns, summarised
+from penstock.gateway.model.rollout import FINAL, Rollout, last_seen_ns, missing_rollout, summarised
 from penstock.gateway.model.state import (
     ForgottenPage,
     ForgottenRollout,
@@ -491,13 +491,18 @@ class RetentionOperations:
         self._put(FORGOTTEN, made)
         return made
 
+    def _missing(self, rollout: str) -> OperationRefusedError:
+        said = missing_rollout(rollout, lambda name: self._tape.rollout(name) is not None)
+        return OperationRefusedError("not_found", said)
+
     def _why_not(self, rollout: str) -> OperationRefusedError | None:
         """Return why a rollout must stay; None when it may go."""
         key, known = keys.rollout_key(rollout), self._tape.rollout(rollout)
         if known is None:
             stored = self._tape.get(FORGOTTEN, key)
-            gone = "; `penstock rollouts` lists them" if stored is None else ": it was forgotten already"
-            return OperationRefusedError("not_found", f"there is no rollout {rollout!r}{gone}")
+            if stored is None:
+                return self._missing(rollout)
+            return OperationRefusedError("not_found", f"there is no rollout {rollout!r}: it was forgotten already")
         before = self._tape.get(FORGOTTEN, key)
         if before is not None and needs_wipe(before):
             return OperationRefusedError(
@@ -592,7 +597,7 @@ class RetentionOperations:
     def hold(self, rollout: str, said: ActionRequest, now: int) -> RetentionHold:
         """Keep a rollout until somebody lifts the hold."""
         if self._tape.rollout(rollout) is None:
-            raise OperationRefusedError("not_found", f"there is no rollout {rollout!r}; `penstock rollouts` lists them")
+            raise self._missing(rollout)
         who, why = map(self._tape.secrets.text, (said.who or said.key or "somebody", said.why))
         made = RetentionHold(rollout=rollout, at_ns=now, who=who, why=why)
         self._put(HELD, made)

@@ -29,6 +29,7 @@ from penstock.gateway.model.rollout import (
     Worker,
     after_attempt,
     attempt_deadline,
+    missing_rollout,
     move_attempt,
     move_rollout,
 )
@@ -362,9 +363,8 @@ class AttemptRecords:
     def _rollout(self, name: str) -> Rollout:
         found = self._known(name)
         if found is None:
-            raise OperationRefusedError(
-                "not_found", f"there is no rollout {name!r}; `penstock rollouts` lists them", "rid", name
-            )
+            said = missing_rollout(name, lambda other: self._known(other) is not None)
+            raise OperationRefusedError("not_found", said, "rid", name)
         return found
 
     def _attempts(self, rollout: str) -> list[str]:

@@ -95,7 +95,7 @@ INTERCEPT_DEFAULTS: Final = InterceptOptions()
 
 
 def run(
-    *command: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    *command: str,
     gateway: Url = LOCAL,
     rollout: str | None = None,
     attempt: str | None = None,

@@ -69,6 +69,7 @@ class AttemptRun:
         self._fault: str | None = None
         """The fault of the surroundings, in words; None when the agent itself failed, or when nothing is known yet."""
         self._reason: str | None = None
+        self._reward_error: str | None = None
         self._over, self._finishing = asyncio.Event(), False
         self._lease: asyncio.TimerHandle | None = None
         self._wants_events = True
@@ -210,6 +211,7 @@ class AttemptRun:
         return found
 
     def _no_reward(self, reason: str) -> None:
+        self._reward_error = reason
         self._journal.event("reward_error", {"reason": reason[:2000]})
         self._progress.say(f"{'/'.join(self.key)}: no reward: {reason}")
 
@@ -277,7 +279,8 @@ class AttemptRun:
             return AttemptResult(*key, why, seconds, None, self._reason, last_lines=lines)
         known = answer.attempt
         return AttemptResult(
-            *key, self._status(outcome), seconds, known.reward, outcome.reason, outcome, known.totals.calls, lines
+            *(*key, self._status(outcome), seconds, known.reward, outcome.reason, outcome, known.totals.calls, lines),
+            no_reward=self._reward_error if known.reward is None else None,
         )
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
 
 from cyclopts import Parameter
 
-from penstock.gateway.client.console import FLAT, LOCAL, CommandError, Url, control_key
+from penstock.gateway.client.console import FLAT, LOCAL, CommandError, Url, asked_gateway, control_key, note, with_asked
 from penstock.gateway.model.codes import install_hint
 
 if TYPE_CHECKING:
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from penstock.sidecar.intercept.rules import InterceptPolicy
     from penstock.sidecar.run.engines.local import AgentEngine
     from penstock.sidecar.run.progress import AttemptTally
+    from penstock.sidecar.run.reward_judge import DryRun
     from penstock.sidecar.run.settings import AgentSettings, RunnerSettings
 
 Words = Annotated[list[str] | None, Parameter(allow_leading_hyphen=True, negative="")]
-Command = Annotated[str, Parameter(allow_leading_hyphen=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +206,7 @@ def _modes(text: str | None) -> tuple[Mode, ...] | None:
 RUN_DEFAULTS = RunOptions()
 
 
-def run(*command: Command, gateway: Url = LOCAL, options: Annotated[RunOptions, FLAT] = RUN_DEFAULTS) -> None:
+def run(*command: str, gateway: Url = LOCAL, options: Annotated[RunOptions, FLAT] = RUN_DEFAULTS) -> None:
     """Take rollouts from the queue and run an unmodified agent on each.
 
     The agent finds its task on stdin as JSON, in PENSTOCK_INPUT, and in the arguments that --arg makes of it. The
@@ -228,9 +228,11 @@ def run(*command: Command, gateway: Url = LOCAL, options: Annotated[RunOptions, 
             _try(settings, options.on, options.check)
             return
         tally = _run(settings, options)
+        if not tally.total and (asked := asked_gateway(gateway)):
+            note(f"Asked for work: {asked}.")
     except (RunnerError, ClientError) as e:
         raise CommandError(str(e), e.code if isinstance(e, RunnerError) else 1) from None
-    _report(tally)
+    _report(tally, options.reward is not None)
 
 
 def check(settings: RunnerSettings, on: str) -> None:
@@ -276,12 +278,13 @@ def _try(settings: RunnerSettings, on: Literal["here", "ray", "kubernetes"], tas
     import asyncio
 
     from penstock.gateway.client.environment import CURRENT_GATEWAY
+    from penstock.gateway.model.toml import pluralized
     from penstock.sidecar.run.engines.local import LocalEngine
     from penstock.sidecar.run.reward_judge import dry_run_judge, first_task
 
-    task = first_task(tasks)
+    task, count = first_task(tasks)
 
-    async def look() -> str | None:
+    async def look() -> DryRun:
         _ = CURRENT_GATEWAY.set((settings.gateway, settings.key))
         if on == "here":
             async with LocalEngine(settings):
@@ -289,8 +292,11 @@ def _try(settings: RunnerSettings, on: Literal["here", "ray", "kubernetes"], tas
         return await dry_run_judge(settings.judging, task)
 
     _check_extra(on)
-    doubt = asyncio.run(look())
-    print(doubt if doubt is not None else "nothing is wrong that can be seen", file=sys.stderr if doubt else sys.stdout)
+    found = asyncio.run(look())
+    if found.doubt is not None:
+        print(found.doubt, file=sys.stderr)
+    else:
+        print(f"nothing is wrong that can be seen. On the first of {pluralized(count, 'task')}: {found.tried}")
 
 
 def _run(settings: RunnerSettings, options: RunOptions) -> AttemptTally:
@@ -331,8 +337,8 @@ async def run_locally(settings: RunnerSettings, made: AbstractAsyncContextManage
                 return await runner.run()
 
 
-def _report(tally: AttemptTally) -> None:
-    print(tally, flush=True)
+def _report(tally: AttemptTally, judged: bool) -> None:
+    print(tally.summary(judged), flush=True)
     if tally.ends["returned"]:
         sys.exit(130)
     if tally.stopped is not None:
@@ -356,7 +362,7 @@ REHEARSE_DEFAULTS = RehearseOptions()
 def rehearse(
     release: str,
     /,
-    *command: Command,
+    *command: str,
     gateway: Url = LOCAL,
     options: Annotated[RehearseOptions, FLAT] = REHEARSE_DEFAULTS,
 ) -> None:
@@ -400,7 +406,7 @@ async def _named(url: str, key: str | None, name: str) -> str:
     found = [one.id for one in every if one.id == name] or [one.id for one in every if one.resource == name]
     if not found:
         hint = "`penstock release list` lists them"
-        raise CommandError(f"there is no release {name!r}, nor one of a resource of that name; {hint}")
+        raise CommandError(with_asked(f"there is no release {name!r}, nor one of a resource of that name; {hint}", url))
     return found[0]
 
 

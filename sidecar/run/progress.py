@@ -49,6 +49,8 @@ class AttemptResult:
     """Model calls of the attempt at the gateway."""
     last_lines: tuple[str, ...] = ()
     """The last lines that the agent printed."""
+    no_reward: str | None = None
+    """The error for which it has no reward; None without one."""
 
     @property
     def name(self) -> str:
@@ -66,6 +68,9 @@ FIRST = "asking for work"
 """Shown before the first attempt has begun."""
 SAID = {"timeout": "timed out", "returned": "given back", "environment": "handed back"}
 ORDER = ("succeeded", "failed", "timeout", "lost", "returned", "environment")
+GOT_NONE = "got none"
+MOST_REASONS, REASON = 5, 120
+"""Reasons that a summary names, and characters of each."""
 BACK = ("returned", "environment")
 """Ends of an attempt after which its rollout waits for another one."""
 
@@ -77,6 +82,8 @@ class AttemptTally:
     ends: Counter[str] = field(default_factory=Counter[str])
     rewarded: int = 0
     reward: float = 0.0
+    unrewarded: Counter[str] = field(default_factory=Counter[str])
+    """Counts of attempts without a reward by the reason, of those whose rollouts do not return to the queue."""
     reason: str | None = None
     """The reason of the first attempt that did not succeed."""
     stopped: str | None = None
@@ -88,6 +95,8 @@ class AttemptTally:
         if result.reward is not None:
             self.rewarded += 1
             self.reward += result.reward
+        elif result.end not in BACK:
+            self.unrewarded[_without_reward(result)] += 1
         if result.end != "succeeded" and self.reason is None:
             self.reason = result.reason
 
@@ -98,6 +107,8 @@ class AttemptTally:
         if result.reward is not None:
             self.rewarded -= 1
             self.reward -= result.reward
+        else:
+            self.unrewarded[_without_reward(result)] -= 1
 
     @property
     def total(self) -> int:
@@ -115,6 +126,24 @@ class AttemptTally:
         parts = [f"{self.ends[end]} {SAID.get(end, end)}" for end in ORDER if self.ends[end] or end in ORDER[:2]]
         mean = f", mean reward {self.reward / self.rewarded:.3f} of {self.rewarded}" if self.rewarded else ""
         return ", ".join(parts) + mean
+
+    def summary(self, judged: bool) -> str:
+        """The same with the reasons for which attempts have no reward, unless nobody gives rewards. `judged`: whether
+        somebody should."""
+        without = +self.unrewarded
+        if not (judged or self.rewarded):
+            return str(self)
+        reasons = [f"{count} {reason}" for reason, count in without.most_common(MOST_REASONS)]
+        more = f" and {len(without) - MOST_REASONS} more reasons" if len(without) > MOST_REASONS else ""
+        none = f", {without.total()} without a reward ({'; '.join(reasons)}{more})" if without else ""
+        return f"{self}{none}"
+
+
+def _without_reward(result: AttemptResult) -> str:
+    """The reason why an attempt has no reward."""
+    if result.no_reward is not None:
+        return f"{GOT_NONE}: {' '.join(result.no_reward.split())[:REASON]}"
+    return GOT_NONE if result.end == "succeeded" else SAID.get(result.end, result.end)
 
 
 class LineProgress:

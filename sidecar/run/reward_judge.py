@@ -20,8 +20,9 @@ import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
+from penstock.gateway.client.console import unreadable
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, Judgement, Outcome, RewardSource, Rollout
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Choice, Message, Part, Transcript, TranscriptCall, Turn
@@ -221,25 +222,39 @@ OF_THE_STAND_IN: Final = (AssertionError, AttributeError, LookupError, TypeError
 ANSWER: Final = "a stand-in for the agent's answer"
 
 
-def first_task(path: Path) -> Any:
-    """The first task of a JSONL file; None where it has none. Raises `UsageError`."""
+class DryRun(NamedTuple):
+    """The result of `--check` for the judge."""
+
+    tried: str
+    """The trial and its end, for people."""
+    doubt: str | None = None
+    """A warning for the user; None when there is none."""
+
+
+def first_task(path: Path) -> tuple[Any, int]:
+    """(first task of a JSONL file, number of its tasks). Raises `UsageError`, also where it has none."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n", 1)
-        return json.loads(lines[0]) if lines[0].strip() else None
-    except (OSError, ValueError) as error:
+        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+        return json.loads(lines[0] if lines else ""), len(lines)
+    except OSError as error:
+        raise UsageError(f"--check: {unreadable(path, error)}") from None
+    except ValueError as error:
         raise UsageError(f"--check: {path} has no task that can be read in its first line: {error}") from None
 
 
-async def dry_run_judge(judging: JudgeSettings, task: Any) -> str | None:
-    """A warning for the user, None when there is none. Raises `UsageError` for a judge that cannot work."""
+async def dry_run_judge(judging: JudgeSettings, task: Any) -> DryRun:
+    """Try the judge on a task. Raises `UsageError` for one that cannot work."""
     judge = RewardJudge(judging)
-    if judging.judge is None or judge.function is None:
-        return None
+    if judging.judge is None:
+        return DryRun("no --reward was given, and none tried")
+    if judge.function is None:
+        return DryRun(f"the command {judging.judge!r} of --reward was found, and not run")
     _check_parameters(judging.judge, judge.function)
+    tried = f"{judging.judge} was tried with {ANSWER}"
     try:
         said = await judge.judge(task, {}, stand_in(task))
-    except OF_THE_STAND_IN:
-        return None
+    except OF_THE_STAND_IN as error:
+        return DryRun(f"{tried} and raised {type(error).__name__}: {error}; a real answer may do better")
     except RewardError as error:
         what = str(error)
     # The function is the user's and may raise anything.
@@ -247,11 +262,12 @@ async def dry_run_judge(judging: JudgeSettings, task: Any) -> str | None:
         what = f"{type(error).__name__}: {error}"
     else:
         if said:
-            return None
+            return DryRun(f"{tried} and gave a reward")
         what = "it returned nothing"
-    return (
+    return DryRun(
+        tried,
         f"--reward: {judging.judge} gave no reward when it was tried on a task with {ANSWER}: {what}; if it does so "
-        "with real answers, too, no rollout has a reward: mend it, or name another function"
+        "with real answers, too, no rollout has a reward: mend it, or name another function",
     )
 
 

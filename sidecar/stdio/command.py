@@ -23,8 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from cyclopts import Parameter
-
 from penstock.gateway.client.console import FLAT, LOCAL, CommandError, Url
 from penstock.gateway.model.stdio_frames import CLIENT, SERVER
 from penstock.sidecar.run.agent import supervisor
@@ -32,7 +30,6 @@ from penstock.sidecar.stdio import spool
 from penstock.sidecar.stdio.delivery import Destination, SessionDelivery, SpoolSender, destination_record, say
 from penstock.sidecar.stdio.spool import LineSplitter, Spool
 
-Command = Annotated[str, Parameter(allow_leading_hyphen=True)]
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 LAST_S: Final = 1.0
@@ -60,7 +57,7 @@ class WrapOptions:
 DEFAULT = WrapOptions()
 
 
-def wrap(*command: Command, name: str, gateway: Url = LOCAL, options: Annotated[WrapOptions, FLAT] = DEFAULT) -> None:
+def wrap(*command: str, name: str, gateway: Url = LOCAL, options: Annotated[WrapOptions, FLAT] = DEFAULT) -> None:
     """Stand before a server of tools on stdin and stdout, and record what passes.
 
     Put it before the command in an agent's configuration: `penstock mcp wrap --name search -- python server.py`. Bytes

@@ -15,9 +15,19 @@ from penstock.sidecar.run.settings import JudgeSettings, UsageError
 HERE = "fakes.judges"
 
 
-@pytest.mark.parametrize("name", ["right", "reads_the_output", "waits"])
-async def test_a_judge_that_may_work_is_not_doubted(name: str) -> None:
-    assert await dry_run_judge(JudgeSettings(f"{HERE}:{name}"), {"city": "Ulm"}) is None
+@pytest.mark.parametrize(
+    ("judge", "tried"),
+    [
+        (f"{HERE}:right", f"{HERE}:right was tried with {ANSWER} and gave a reward"),
+        (f"{HERE}:reads_the_output", f"{HERE}:reads_the_output was tried with {ANSWER} and raised KeyError: "),
+        (f"{HERE}:waits", f"{HERE}:waits was tried with"),
+        pytest.param("true", "the command 'true' of --reward was found, and not run", marks=pytest.mark.slow),
+        (None, "no --reward was given"),
+    ],
+)
+async def test_a_judge_that_may_work_is_not_doubted(judge: str | None, tried: str) -> None:
+    found = await dry_run_judge(JudgeSettings(judge), {"city": "Ulm"})
+    assert (found.doubt, found.tried.startswith(tried)) == (None, True), found
 
 
 @pytest.mark.parametrize(
@@ -29,9 +39,9 @@ async def test_a_judge_that_may_work_is_not_doubted(name: str) -> None:
     ],
 )
 async def test_a_judge_that_fails_whatever_it_is_given_is_doubted(name: str, why: str) -> None:
-    assert tells(
-        await dry_run_judge(JudgeSettings(f"{HERE}:{name}"), None), f"--reward: {HERE}:{name}", ANSWER, f"{why};"
-    )
+    found = await dry_run_judge(JudgeSettings(f"{HERE}:{name}"), None)
+    assert found.doubt is not None
+    assert tells(found.doubt, f"--reward: {HERE}:{name}", ANSWER, f"{why};")
 
 
 async def test_a_judge_that_does_not_take_what_it_is_given_is_refused() -> None:
@@ -47,7 +57,7 @@ def test_a_transcript_is_made_for_who_takes_it(name: str, reads: bool) -> None:
 async def test_a_judge_of_two_arguments_works() -> None:
     judge, task = RewardJudge(JudgeSettings(f"{HERE}:of_two")), {"city": "Ulm"}
     assert [one.value for one in await judge.judge(task, task, None)] == [1.0]
-    assert await dry_run_judge(JudgeSettings(f"{HERE}:of_two"), task) is None
+    assert (await dry_run_judge(JudgeSettings(f"{HERE}:of_two"), task)).doubt is None
 
 
 async def test_a_judge_that_takes_too_long_gives_no_reward() -> None:
@@ -58,7 +68,7 @@ async def test_a_judge_that_takes_too_long_gives_no_reward() -> None:
 def test_the_first_task_is_tried(tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_text('{"city": "Ulm"}\nnot read\n')
-    assert first_task(path) == {"city": "Ulm"}
+    assert first_task(path) == ({"city": "Ulm"}, 2)
     path.write_text("{\n")
     with pytest.raises(UsageError, match=r"--check: .*tasks.jsonl has no task that can be read in its first line"):
         _ = first_task(path)
@@ -66,9 +76,10 @@ def test_the_first_task_is_tried(tmp_path: Path) -> None:
 
 async def test_nothing_is_claimed(client: Client, start_run: StartRun, tmp_path: Path) -> None:
     _ = await enqueue(client, None)
-    (tmp_path / "tasks.jsonl").write_text("1\n")
+    (tmp_path / "tasks.jsonl").write_text("1\n2\n")
     run = await start_run("--check", str(tmp_path / "tasks.jsonl"), agent=(PYTHON, str(AGENTS / "family.py")))
     assert await run.ended() == 0, run.stderr
+    assert "that can be seen. On the first of 2 tasks: no --reward was given" in run.stdout
     assert (await client.queue()).waiting == {"train": 1}
     missing = await start_run("--check", str(tmp_path / "tasks.jsonl"), agent=("no-such-agent",))
     assert (await missing.ended(), tells(missing.stderr, "no command 'no-such-agent'", "PATH")) == (2, True)

@@ -386,5 +386,20 @@ def test_what_is_given_back_is_not_done(most: int | None, length: int) -> None:
         assert ends("succeeded") == f"2/{length}"
 
 
+def test_a_summary_says_why_attempts_have_no_reward() -> None:
+    tally = AttemptTally()
+    failed = AttemptResult("f", "a1", "w", "failed", 1.0)
+    wrong = AttemptResult("q", "a1", "w", "succeeded", 1.0, no_reward="KeyError:\n 'x'")
+    for result in (failed, failed, failed, wrong, AttemptResult("n", "a1", "w", "succeeded", 1.0)):
+        tally.add(result)
+    tally.hand_back(failed)
+    tally.add(AttemptResult("r", "a1", "w", "returned", 1.0))
+    ends = "2 succeeded, 2 failed, 1 given back, 1 handed back"
+    missing = "4 without a reward (2 failed; 1 got none: KeyError: 'x'; 1 got none)"
+    assert (tally.summary(judged=False), tally.summary(judged=True)) == (ends, f"{ends}, {missing}")
+    tally.add(AttemptResult("q", "a1", "w", "succeeded", 1.0, 0.5))
+    assert tally.summary(judged=False).endswith(f"mean reward 0.500 of 1, {missing}")
+
+
 def test_nothing_to_do_is_told() -> None:
     assert str(AttemptTally()) == "no attempt was made; `penstock queue` says what waits"

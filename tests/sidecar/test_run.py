@@ -209,6 +209,7 @@ async def test_a_judge_that_fails_costs_the_reward_only(
     assert (attempt.status, attempt.reward) == (AttemptStatus.SUCCEEDED, None)
     (event,) = (span for span in await events(client) if span.name == "reward_error")
     assert (event.attributes or {})["reason"] == reason
+    assert f"1 without a reward (1 got none: {reason.strip()})" in run.stdout
 
 
 async def test_an_agent_may_have_folders_of_our_names(client: Client, start_run: StartRun, tmp_path: Path) -> None:

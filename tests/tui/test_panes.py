@@ -21,7 +21,7 @@ from penstock.console.views.releases import EValueThreshold
 from penstock.console.views.rollout_tree import StepPair, TranscriptStep, align_steps, find_divergence
 from penstock.gateway.model.answers import Breakdown, BreakdownRow, Digest, RewardStats, SpanDetail, Stats
 from penstock.gateway.model.queue import QueueStatus
-from penstock.gateway.model.rollout import Totals, Worker
+from penstock.gateway.model.rollout import Attempt, RolloutSummary, Totals, Worker
 from penstock.gateway.model.span import Span, SpanStatus, Usage
 from penstock.gateway.model.state import UpstreamView
 from penstock.gateway.wire.dialects.tokens import TokenLogprob, read_logprobs
@@ -31,6 +31,7 @@ from penstock.tui.screens.chart import TerminalCurve, bars, chart, scale, smooth
 from penstock.tui.screens.compare import mark_differences
 from penstock.tui.screens.overview import Figures, OverviewData, course, draw_blocks, fitting_grain
 from penstock.tui.screens.releases import FEWEST, remaining_rollouts
+from penstock.tui.screens.rollout import build_tree
 from penstock.tui.screens.span_panes import NONE, timing, tokens
 from penstock.tui.view import BUCKETS, SECONDS, DigestHistory
 from penstock.tui.widgets import RESTS, Sheet
@@ -200,6 +201,14 @@ def test_a_bar_tells_waiting_from_streaming_and_how_it_ended() -> None:
     assert span_panes.bar(failed, axis, 10, 100).plain == "▒▒▒▒▒▒▒▒▒✗"
     going = span.model_copy(update={"status": SpanStatus.OPEN, "end_ns": None})
     assert span_panes.bar(going, axis, 10, 50).plain == "░░░░▶"
+
+
+def test_an_attempt_without_calls_has_its_own_time() -> None:
+    attempt = Attempt(rollout="r", id="a1", created_ns=10**9, ended_ns=9 * 10**9)
+    printed = Span(rollout="r", attempt="a1", sequence=1, kind="event", name="stdout", start_ns=5 * 10**9)
+    data = build_tree(RolloutSummary(id="r", attempts=[attempt]), [printed], {})
+    assert span_panes.heading(data.axes["a1"], 10).plain == "0      8 s"
+    assert span_panes.bar(printed, data.axes["a1"], 9, 9 * 10**9).plain == f"    {span_panes.EVENT}"
 
 
 ENTRIES = [{"token": "a", "logprob": -0.1}, {"token": "b", "logprob": -3}]

@@ -301,7 +301,7 @@ def build_tree(rollout: RolloutSummary, spans: Sequence[Span], used: dict[str, l
     for attempt in rollout.attempts:
         own = by_attempt.get(attempt.id, [])
         rows[attempt.id] = TreeRow(attempt)
-        axes[attempt.id] = span_panes.TimeAxis.of(own, attempt.last_seen_ns)
+        axes[attempt.id] = _axis(attempt, own)
         asked = {
             use.span: use.asked_by for use in used.get(attempt.id, ()) if use.span and use.asked_by and not use.run_in
         }
@@ -310,6 +310,14 @@ def build_tree(rollout: RolloutSummary, spans: Sequence[Span], used: dict[str, l
             depths[span.sequence] = depths[parent] + 1
             rows[_id(span)] = TreeRow(attempt, span, depths[parent] + 1)
     return RolloutData(rollout, rows, axes, used, max(0, sum(one.spans for one in rollout.attempts) - len(spans)))
+
+
+def _axis(attempt: Attempt, spans: Sequence[Span]) -> span_panes.TimeAxis:
+    """The time of an attempt's spans; its own time where none of them takes any."""
+    if any(span.kind in CALLS or span.end_ns not in (None, span.start_ns) for span in spans):
+        return span_panes.TimeAxis.of(spans, attempt.last_seen_ns)
+    end = max(attempt.ended_ns or 0, attempt.last_seen_ns, attempt.created_ns + 1)
+    return span_panes.TimeAxis(attempt.created_ns, end)
 
 
 def cells(row: TreeRow) -> list[Text | str]:
@@ -386,9 +394,12 @@ def _of_attempt(data: RolloutData, attempt: Attempt, closer: TreeRowDetails) -> 
     used = data.used.get(attempt.id, [])
     yield pane("Tools", shown.tools(used) if used else Text("It has used no tools."))
     text = "".join(str((span.attributes or {}).get("text", "")) for span in closer.printed)
-    yield pane(
-        "Output", plain(text) if text else Text("Its agent printed nothing that was kept; `penstock run` keeps it.")
+    none = (
+        "Its worker has sent nothing that the agent printed."
+        if attempt.worker
+        else "What agents print is kept where `penstock run` runs them."
     )
+    yield pane("Output", plain(text or none))
 
 
 def _facts(rollout: RolloutSummary, attempt: Attempt) -> Iterable[Text]:

@@ -173,6 +173,11 @@ class Auth:
         hashes = (key_hash(key) for key in presented if key.startswith(KEY_PREFIX))
         return next((found for it in hashes if (found := self._named.get(it)) is not None), None)
 
+    @property
+    def has_call_keys(self) -> bool:
+        """True if there are keys that open only calls."""
+        return bool(self._callers)
+
     def find_call_key(self, presented: Iterable[str]) -> str | None:
         """The name of a key among them that opens only calls; None if there is none."""
         keys = (key for key in presented if self._callers and key.startswith(KEY_PREFIX))
@@ -377,7 +382,10 @@ class Admission:
         """The credential of a call; raises `ClientFault` if it needs one and has none."""
         shown = self._verified(credential)
         if shown is _NOTHING and self._token_required and not self._auth.is_admin(_text(headers)):
-            message = "an agent token is needed: `penstock token ROLLOUT` makes one, give it as the API key"
+            kind, way = "an agent token", "`penstock token ROLLOUT`"
+            if self._auth.has_call_keys:
+                kind, way = f"{kind}, or a key for calls,", f"{way}, or `penstock key NAME --role {CALL}`,"
+            message = f"{kind} is needed: {way} makes one, give it as the API key"
             raise ClientFault(401, "token", message, "authorization")
         return shown
 

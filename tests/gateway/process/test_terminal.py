@@ -128,15 +128,22 @@ def test_a_terminal_that_takes_nothing_delays_no_call_and_all_are_counted() -> N
         ("require_token = true", [f"{name}_API_KEY=$(penstock token first)" for name in ("OPENAI", "ANTHROPIC")]),
         ('host = "0.0.0.0"', ["http://127.0.0.1:4747/rollout", "On other machines"]),
         ('names = ["gate.example"]\n[tls]\ncertificate = "c.pem"', ["https://gate.example:4747/rollout/first/v1"]),
+        ("port = 5000", ["export PENSTOCK_GATEWAY=http://127.0.0.1:5000\n"]),
         ('host = "::1"\nport = 5000\nrequire_token = true', ["http://[::1]:5000/", "first --gateway http://[::1]:5000)"]),
     ],
 )  # fmt: skip
-def test_the_lines_to_paste_are_those_of_this_gateway(toml: str, lines: list[str]) -> None:
+def test_the_lines_to_paste_are_those_of_this_gateway(
+    toml: str, lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     made = config(toml)
     shown = welcome(made, gateway_url(made, made.host, made.port))
     assert [line for line in lines if line not in shown] == []
     assert ("API_KEY" in shown) == any("API_KEY" in line for line in lines) or made.token_required
     assert "MY_KEY" not in shown
+    assert ("PENSTOCK_GATEWAY" in shown) == (":4747/" not in shown or "https" in shown)
+    _ = (tmp_path / "penstock.toml").write_text(toml)
+    assert "PENSTOCK_GATEWAY" not in welcome(made, gateway_url(made, made.host, made.port))
 
 
 @pytest.mark.slow

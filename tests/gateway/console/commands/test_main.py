@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import AsyncGenerator, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from penstock.console.commands.command_table import COMMANDS, FIRST, GROUPS
 from penstock.console.main import main
 from penstock.gateway.app import open_store
 from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.client.console import LOCAL, asked_gateway
 from penstock.gateway.model.turn import Side
 
 RAW = b'\xff\x00 {"exact": \r\n}'
@@ -170,11 +171,14 @@ async def test_changes_follow_until_interrupted(shell: Shell, served: Serving) -
 async def test_the_key_comes_from_the_environment(tmp_path: Path) -> None:
     async with serving(tape_of_two(), admin_key="secret") as served:
         shell = Shell(served.url, tmp_path)
-        none, wrong, good = await asyncio.gather(
+        none, wrong, good, empty = await asyncio.gather(
             shell.run("stats"),
             shell.run("stats", PENSTOCK_ADMIN_KEY="guess"),
             shell.run("stats", PENSTOCK_ADMIN_KEY="secret"),
+            shell.run("stats", PENSTOCK_ADMIN_KEY=""),
         )
+    assert tells(empty.err, "the admin key is missing", "PENSTOCK_ADMIN_KEY is set, and empty")
+    assert "empty" not in none.err
     assert (none.code, wrong.code, good.code) == (1, 1, 0)
     assert tells(none.err, "the admin key is missing", "PENSTOCK_ADMIN_KEY")
     assert "not the gateway's admin key" in wrong.err
@@ -193,7 +197,9 @@ ERRORS: list[tuple[tuple[str, ...], int, str]] = [
     (("show", "r1/a1#9"), 1, "attempt 'a1' has no span 9"),
     (("show", "r1#1"), 2, "rollout 'r1' has 2 attempts (a1, a2): say which, as r1/ATTEMPT#1"),
     (("show", "r1/a1#0"), 2, "is not RID, RID/ATTEMPT or RID/ATTEMPT#SEQUENCE"),
-    (("show", "r1", "--raw", "request"), 2, "--raw shows one call: say which, such as r1/ATTEMPT#1"),
+    (("show", "r1", "--raw", "request"), 2, "--raw shows one call: say which, such as 'r1/a1#1'"),
+    (("show", "r1/a2", "--raw", "request"), 2, "--raw shows one call: say which, such as 'r1/a2#1'"),
+    (("show", "r9", "--raw", "request"), 1, "there is no rollout 'r9'"),
     (("show", "r1", "--compare", "r2"), 2, "--compare goes with --html; in a terminal: penstock tui --plain compare"),
     (("show", "r1/a1#1", "--html", "x"), 2, "--html writes a page of a rollout or an attempt: leave out --json, --raw"),
     (("show", "r1", "--html", "no/such/page"), 1, "no/such/page: No such file or directory"),
@@ -218,8 +224,9 @@ ERRORS: list[tuple[tuple[str, ...], int, str]] = [
     (("doctor", "r1", "--filter", "x"), 2, "unknown option '--filter'"),
     (("rollouts", "--limit", "0"), 2, 'Invalid value "0" for --limit. Must be >= 1.'),
     (("requeue", "statsu:x"), 1, "unknown field 'statsu'; did you mean 'status'?"),
-    (("rollouts", "--limit"), 2, "--limit needs a value. See penstock rollouts --help."),
-    (("enqueue", "/dev/null", "--timeout", "-5s"), 2, "--timeout needs a value."),
+    (("rollouts", "--limit"), 2, "--limit needs a value: How many at most. See penstock rollouts --help."),
+    (("enqueue", "/dev/null", "--timeout", "-5s"), 2, "--timeout needs a value: Longest run of an attempt"),
+    (("run", "--check", "--", "true"), 2, "--check needs a value: Run nothing: check agents and try the reward"),
     (("runs", "export", "x"), 2, "--to is missing. See penstock runs export --help."),
     (("serve", "--port", "99999"), 2, 'Invalid value "99999" for --port. Must be <= 65535. See penstock serve --help.'),
     (("serve", "--port", "-1"), 2, 'Invalid value "-1" for --port. Must be >= 0.'),
@@ -231,6 +238,9 @@ ERRORS: list[tuple[tuple[str, ...], int, str]] = [
     (("reward", "r1", "1"), 2, "rollout 'r1' has 2 attempts (a1, a2): say which, as r1/ATTEMPT"),
     (("export", "--format", "parquet"), 2, "Parquet goes to a file: say which, as --output FILE"),
     (("export", "-o", "no/such/folder/x"), 1, "no/such/folder/x: No such file or directory"),
+    (("list",), 2, "Unknown command 'list'. Did you mean `penstock rollouts`?"),
+    (("enqueue", "pyproject.tml"), 1, "pyproject.tml: No such file or directory; did you mean pyproject.toml?"),
+    (("prompts", "check", "./README.m"), 1, "README.m: No such file or directory; did you mean README.md?"),
     (("bogus",), 2, 'Unknown command "bogus". Available commands: serve, rollouts'),
     (("--gateway", "http://127.0.0.1:1", "rollouts"), 1, "cannot reach the gateway at http://127.0.0.1:1: nothing"),
     (("--json", "show", "none"), 1, "there is no rollout 'none'"),
@@ -242,6 +252,11 @@ ERRORS: list[tuple[tuple[str, ...], int, str]] = [
     (("mcp", "--gateway", "x", "definitions"), 2, "'definitions' goes before the options. See penstock mcp serve"),
     (("workers", "extra", "more"), 2, "Nothing is done with 'extra' 'more'. See penstock workers --help."),
     (("check", "/tmp"), 2, "Nothing is done with '/tmp'; a tape goes behind --data: --data /tmp. See penstock check"),
+    (("run", "--worker", "8", "--", "true"), 2, "Unknown option: --worker. Did you mean --workers?"),
+    (("run", "python", "-m", "a"), 2, "Unknown option: -m. Options of what is run go behind --. See penstock run --h"),
+    (("sidecar", "--rolout", "r", "--", "true"), 2, "Unknown option: --rolout. Did you mean --rollout?"),
+    (("mcp", "wrap", "--name", "s", "--spol=1", "--", "true"), 2, "Unknown option: --spol=1. Did you mean --spool?"),
+    (("release", "rehearse", "x", "--worker", "1", "--", "true"), 2, "Unknown option: --worker. Did you mean"),
     (("workers", "--jsn"), 2, "Unknown option: --jsn. Did you mean --json? See penstock workers --help."),
     (("stats", "--gateway", "http://["), 1, "'http://[' is not the URL of a gateway: Invalid IPv6 URL"),
     (("stats", "--gateway", "http://"), 1, "'http:' is not the URL of a gateway: it names no host"),
@@ -251,7 +266,7 @@ ERRORS: list[tuple[tuple[str, ...], int, str]] = [
     (("serve", "--config", "missing.toml"), 1, "missing.toml does not exist"),
     (("check", "--data", "nowhere"), 1, "nowhere"),
     (("key", "a/b"), 2, "NAME: 'a/b' is not a name: 1 to 64 letters, digits and . _ -"),
-    (("budgets", "none"), 1, "penstock.toml has no [[budget]]"),
+    (("budgets", "none"), 1, "The gateway's penstock.toml has no [[budget]]"),
     (("backup",), 2, "TO is missing. See penstock backup --help."),
     (("backup", "to", "--data", "nowhere"), 1, "nowhere holds no tape; name the directory that `penstock serve"),
     (("restore", "nowhere", "--data", "to"), 1, "nowhere holds no tape; name the directory that `penstock serve"),
@@ -299,6 +314,60 @@ def test_commands_follow_the_file_of_their_folder(
     with pytest.raises(SystemExit):
         main(command.split())
     assert message.format(here=tmp_path) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["export", "samples --form chat", "sql --format parquet select"])
+def test_rows_for_programs_do_not_fill_a_terminal(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    with pytest.raises(SystemExit, match="2"):
+        main(command.split())
+    assert tells(capsys.readouterr().err, "terminal", "--output FILE")
+
+
+@pytest.mark.parametrize(
+    ("columns", "lines"), [(24, ["penstock: Unknown", "command 'list'. Did you", "mean"]), (0, ["pens"])]
+)
+def test_messages_are_wrapped_at_words_on_a_terminal(
+    columns: int, lines: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stderr, "fileno", lambda: 2)
+
+    def size(number: int) -> os.terminal_size:
+        return os.terminal_size((columns, 10))
+
+    monkeypatch.setattr(os, "get_terminal_size", size)
+    with pytest.raises(SystemExit):
+        main(["list"])
+    shown = capsys.readouterr().err.splitlines()
+    assert max(map(len, shown)) <= (columns or 80)
+    assert [begins for line, begins in zip(shown, lines, strict=False) if not line.startswith(begins)] == []
+
+
+async def test_a_gateway_that_was_not_named_is_said(
+    served: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PENSTOCK_GATEWAY", raising=False)
+    asked = [asked_gateway(LOCAL), asked_gateway(served.url)]
+    _ = (tmp_path / "penstock.toml").write_text(f"port = {served.url.rpartition(':')[2]}")
+    way = "--gateway, PENSTOCK_GATEWAY or `port` in penstock.toml names another gateway"
+    by_file = f"{served.url}, which penstock.toml names"
+    assert asked == [f"{LOCAL}, the default; {way}", ""]
+    for command, said in [
+        ("show none", f"penstock: there is no rollout 'none'; `penstock rollouts` lists them (asked: {by_file})\n"),
+        ("rollouts model:x", f"No rollout matches. (asked: {by_file})\n"),
+        ("budgets", f"The gateway's penstock.toml has no [[budget]]. (asked: {by_file})\n"),
+        ("budgets x", f"penstock: The gateway's penstock.toml has no [[budget]]. (asked: {by_file})\n"),
+        ("rollouts", ""),
+    ]:
+        with suppress(SystemExit):
+            await asyncio.to_thread(main, command.split())
+        assert capsys.readouterr().err == said, command
+    monkeypatch.setenv("PENSTOCK_GATEWAY", served.url)
+    assert asked_gateway(served.url) == ""
 
 
 @pytest.mark.slow

@@ -196,7 +196,7 @@ async def test_a_prompt_is_discovered_registered_and_told(
     await asked(Traffic(local.url, http, client), 25)
     shown = await shell.run("prompts", "discover")
     assert shown.text.startswith("1 prompt in 25 calls.\n\n1.  25 messages  coverage 100.0%  no agent named")
-    assert "not registered\nYou are a travel agent" in shown.text
+    assert "not registered yet\nYou are a travel agent" in shown.text
     assert await client.resources() == []
     registered = await shell.run("prompts", "discover", "--register", "travel", "--author", "ann")
     assert "travel@v1 is registered with the slots slot1.\n" in registered.text

@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from fakes.tape import Tape
 from fakes.waiting import until
 
 from penstock.console.main import main
+from penstock.console.views.queue import RUN_THEM
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import (
     LONGEST_WAIT_S,
@@ -67,7 +69,7 @@ async def test_a_file_is_queued_once(shell: Shell, client: Client) -> None:
                "--max-attempts", "4", "--retry-on", "failed,timeout", "--mode", "val",
                "--metadata", "from=tests", "--metadata", "x=y=z")  # fmt: skip
     first = await shell.run("enqueue", "tasks.jsonl", *options)
-    assert (first.code, first.text) == (0, "4 rollouts queued.\n")
+    assert (first.code, first.text) == (0, f"4 rollouts queued: q1.0 … q2.1. {RUN_THEM}\n")
     one = await client.rollout("q1.1")
     assert (one.input["question"], one.group, one.mode, one.priority) == ("2+2?", "sums", "val", -3)
     assert one.metadata == {"from": "tests", "x": "y=z"}
@@ -93,7 +95,12 @@ async def test_the_same_names_for_other_tasks_are_refused(shell: Shell, client: 
 async def test_tasks_may_be_repeated_later(shell: Shell, client: Client) -> None:
     _ = (await shell.run("enqueue", "tasks.jsonl", "--json")).rows
     more = await shell.run("enqueue", "tasks.jsonl", "--repeat", "3")
-    assert (more.err, more.text) == ("", "4 rollouts queued; 2 were there already (2 queuing).\n")
+    said = f"4 rollouts queued; 2 were there already (2 queuing): q1.0 … q2.2. {RUN_THEM}\n"
+    assert (more.err, more.text) == ("", said)
+    commands = ("show q1", "spans q1", "reward q1 1", "requeue q1", "doctor q1", "forget q1", "hold q1", "hold q3")
+    *by_task, none = await asyncio.gather(*(shell.run(*command.split()) for command in commands))
+    assert {tells(done.err, "there is no rollout 'q1'; did you mean q1.0?") for done in by_task} == {True}
+    assert tells(none.err, "there is no rollout 'q3'; `penstock rollouts` lists them")
     assert {rollout.group async for rollout in client.rollouts("rollout:q1.*")} == {"q1"}
 
 
@@ -109,7 +116,7 @@ async def test_a_file_with_a_flaw_queues_nothing(shell: Shell, client: Client) -
 async def test_thousands_are_queued_in_batches(shell: Shell, client: Client) -> None:
     tasks = b"\n".join(b'{"id": "t%d", "text": "%s"}' % (n, b"x" * 300) for n in range(1250))
     done = await shell.run("enqueue", "-", "--repeat", "2", stdin=tasks)
-    assert (done.err, done.text) == ("", "2,500 rollouts queued.\n")
+    assert (done.err, done.text) == ("", f"2,500 rollouts queued: t0.0 … t1249.1. {RUN_THEM}\n")
     assert (await client.queue()).waiting == {"train": 2500}
     first = (await client.claim(ClaimRequest(worker="w1", limit=3))).claims
     assert [claim.rollout.id for claim in first] == ["t0.0", "t0.1", "t1.0"]
@@ -337,16 +344,29 @@ NOTHING = [
 ]
 
 
+@pytest.mark.parametrize("named", [True, False])
 async def test_an_empty_gateway_is_told(
-    local: Local, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    named: bool, local: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On stderr, so that nothing comes out of a pipe."""
+    """On stderr, so that nothing comes out of a pipe; with its address where nobody named it."""
+    monkeypatch.chdir(tmp_path)
+    _ = (tmp_path / "penstock.toml").write_text(f"port = {local.url.rpartition(':')[2]}")
     monkeypatch.setenv("PENSTOCK_GATEWAY", local.url)
+    if not named:
+        monkeypatch.delenv("PENSTOCK_GATEWAY")
     for words, said in NOTHING:
         await asyncio.to_thread(main, words.split())
         out, err = capsys.readouterr()
         assert (words, out, err.count("\n")) == (words, "", 1)
         assert err.startswith(said)
+        assert (f"(asked: {local.url}, which penstock.toml names)" in err) != named
+    monkeypatch.setattr("penstock.gateway.client.console.LOCAL", local.url)
+    for words, changes in (("sql", False), ("queue", False), ("pause", True), ("token r1", False)):
+        with suppress(SystemExit):
+            await asyncio.to_thread(main, words.split())
+        assert (f"Changed at {local.url}, the default; --gateway, " in capsys.readouterr().err) == (
+            changes and not named
+        )
 
 
 @pytest.mark.slow

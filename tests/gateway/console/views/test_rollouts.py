@@ -29,6 +29,7 @@ from penstock.gateway.model.answers import (
     SpanDetail,
     Stats,
 )
+from penstock.gateway.model.base import SpanKind
 from penstock.gateway.model.facts import TRIES
 from penstock.gateway.model.prices import Prices
 from penstock.gateway.model.queue import EnqueueResult, QueueStatus, RewardAnswer
@@ -248,6 +249,23 @@ def test_a_part_of_a_rollout_says_what_is_left_out() -> None:
 
 def test_a_single_call_is_shown_whole() -> None:
     check_golden("call", rollout_tree.call_tree(details(weather_tape())[1][1]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "attributes", "whole"),
+    [
+        ("event", {"text": f"Trace:\n  a\n{'x' * 300}"}, ["#1  event  e\n", f"Trace:\n      a\n    {'x' * 300}"]),
+        ("event", {"why": "one\ntwo", "count": 3}, ["#1  event  e\n", "why  one\n│   two", "count  3"]),
+        ("event", {"text": "short"}, ["#1  event  e  short\n"]),
+        ("otel", {"city": "Bern", "list": [1, 2]}, ["city  Bern", "list  [1,2]"]),
+        ("reward", {"penstock.reward.value": 1, "penstock.reward.reason": "a\nb"}, ["1  by user\n", "reason  a\n"]),
+    ],
+)  # fmt: skip
+def test_a_span_alone_is_shown_whole(kind: SpanKind, attributes: dict[str, object], whole: list[str]) -> None:
+    span = Span(rollout="r1", attempt="a1", sequence=1, kind=kind, name="e", attributes=attributes, start_ns=T0)
+    shown = text_of(rollout_tree.call_tree(SpanDetail(span=span)), 400)
+    assert [text for text in whole if text not in shown] == []
+    assert ("more" in shown, "bytes" in shown) == (False, False)
 
 
 def test_a_call_without_a_model_is_known_by_its_path() -> None:

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.text import Text
 
-from penstock.console.views import queue, releases, resources, runs, tools
+from penstock.console.views import administration, queue, releases, resources, runs, tools
 from penstock.console.views.rollouts import ROLLOUTS, SPANS, SUMS, TOOLS
 from penstock.console.views.table import ENDLESS, Column, Listing, figure, lay_out, money
+from penstock.gateway.model.prices import Prices
 
 EVERY = (
     [*ROLLOUTS.columns], SPANS, SUMS, TOOLS, [*queue.WORKERS.columns], queue.CALLS,
@@ -161,3 +162,10 @@ def test_long_ids() -> None:
         ["q-0042.17", "", "online", "running", "2", "", "9", "2", "? → 5", "?", "", "12 m", "4 s ago"],
     )  # fmt: skip
     check_widths("long-rollouts", rollouts)
+
+
+def test_names_of_priced_models_are_whole() -> None:
+    prices = Prices().file.price
+    shown = text_of(administration.PRICES.table(prices, 0), 80).splitlines()
+    assert {one.model for one in prices} <= {line.split(" ")[0] for line in shown}
+    assert max(map(len, shown)) <= 80

@@ -296,8 +296,8 @@ VALUES = {
     "stream": ["true", "false"],
     "started": ["30m", "2026-09-21T14:30:00Z"],
     "since": ["30m", "2026-09-21"],
-    "latency": ["0ms", "250ms", "1s", "1h"],
-    "reward": ["0", "0.3", "-1.5", "1"],
+    "latency": ["0ms", "250ms", "1s", "1h", "none"],
+    "reward": ["0", "0.3", "-1.5", "1", "none", "none"],
     "priority": ["-1", "0", "2"],
     "rollout": ["r1", "r*", "R?", "q*", "h*", "none"],
     "text": [
@@ -310,7 +310,7 @@ VALUES = {
     "unread": ["*", "choices*", "x.usage", "none"],
 }
 WORDS = [*ODD, "planner*", "*4o", "gpt", "up-?", "t1", "Free", "nested", "3", "true", "stra", "flight", "g1", "*@v2"]
-NUMBERS = ["0", "1", "7", "200", "900", "1000", "3000"]
+NUMBERS = ["none", "0", "1", "7", "200", "900", "1000", "3000"]
 KEYS = [
     "metadata.tenant",
     "metadata.tenant.",

@@ -91,6 +91,7 @@ def matches(text: str, span: Span = SPAN, rollout: Rollout | None = ROLLOUT) -> 
         'metadata.task:fix* metadata.task="fix Bug" metadata.n:3 metadata.deep.er:true metadata.a.b:dotted',
         "-status:ok not status:ok - status:ok",
         "-agent:other -text~absent -metadata.none:x",
+        "queue_ms:none queue_ms=none queue_ms:1,none -queue_ms!=none -http:none tokens!=none http:none,429",
     ],
 )
 def test_matches(text: str) -> None:
@@ -139,6 +140,7 @@ def test_absent_values_match_nothing_and_their_negation_matches() -> None:
     for term in ("latency>0s", "tokens>=0", "input_tokens>=0", "agent:*", "model:*", "http>=0", "error:*"):
         assert not matches(term, bare)
         assert matches(f"-{term}", bare)
+        assert (">" in term) == matches(f"{term.partition('>')[0]}:none", bare)
     assert not matches("mode:train", bare, None)
 
 
@@ -269,6 +271,8 @@ def test_rollouts_are_asked_for_only_when_needed() -> None:
         ("status:ok", "rollouts", "'ok' is not one of its values; allowed: queuing preparing running"),
         ("reward>high", "spans", "'high' is not a number"),
         ("priority>1.5", "spans", "'1.5' is not a whole number; allowed: -1 0 1"),
+        ("reward>none", "rollouts", "'none' is not a number"),
+        ("status:timeout", "rollouts", "'timeout' is not one of its values; did you mean 'attempt_status:timeout'?"),
         ("status:ende", "rollouts", "did you mean 'ended'?"),
         ("stream:maybe", "spans", "allowed: true false"),
         ("started>yesterday", "spans", "'yesterday' is neither an ISO time (UTC unless it says) nor a time ago"),

@@ -235,8 +235,8 @@ async def test_models_of_routes_without_a_price_are_told_of_at_the_start(tmp_pat
 @pytest.mark.parametrize(
     ("configured", "name", "said"),
     [
-        ([], None, "penstock.toml has no [[budget]]."),
-        ([], "day", "penstock.toml has no [[budget]]."),
+        ([], None, "The gateway's penstock.toml has no [[budget]]."),
+        ([], "day", "The gateway's penstock.toml has no [[budget]]."),
         (["day", "team"], None, "No call was counted yet of day, team."),
         (["day", "team"], "team", "No call was counted yet of team."),
         (["day", "team"], "night", "there is no budget 'night'; penstock.toml has day, team"),

@@ -30,6 +30,8 @@ async def test_teams_have_keys_for_calls_with_budgets_of_their_own(
         for seen in provider.log:
             assert seen.header("authorization") is None, "it goes to nobody"
         assert [(await call(http, gateway, key=key)).status for key in ("", "pst_key_" + "x" * 43)] == [401, 401]
+        foreign = await call(http, gateway, key="sk-foreign")
+        assert tells(foreign.message, "an agent token, or a key for calls, is needed", "penstock key NAME --role call")
         wrong = await call(http, gateway, key=reader)
         assert tells(wrong.message, "key 'ann'", "role 'read'", "'call'")
         assert [(await call(http, gateway, key="the admin key")).status for _ in range(3)] == [200] * 3
