@@ -16,7 +16,7 @@ SLACK = 0.97
 """A figure below this share of its ceiling asks for a lower one."""
 READING = {
     "files": 421,
-    "lines": 124_740,
+    "lines": 124_910,
     "files below 60 lines": 55,
     "rooms of the gateway": 12,
     "layers of the gateway": 10,
