@@ -251,12 +251,14 @@ def with_client(url: str, ask: Callable[[Client], Coroutine[Any, Any, None]]) ->
 
 def _explained(error: ClientError) -> str:
     """The error's message, with what only this side knows of it."""
+    from penstock.gateway.client.connection import Unreachable
     from penstock.gateway.model.settings import ADMIN_KEY, READ_KEY
 
     empty = [name for name in (ADMIN_KEY, READ_KEY) if os.environ.get(name) == ""]
     if error.status == NO_KEY and empty:
         return f"{error}; {empty[0]} is set, and empty"
-    return with_asked(str(error)) if error.status == NOT_FOUND else str(error)
+    elsewhere = error.status == NOT_FOUND or isinstance(error, Unreachable)
+    return with_asked(str(error)) if elsewhere else str(error)
 
 
 def with_asked(text: str, url: str | None = None) -> str:
