@@ -240,13 +240,20 @@ async def _run_to_end(start: Awaitable[Process | None]) -> int:
     """
     loop = asyncio.get_running_loop()
     early: list[signal.Signals] = []
+    process: Process | None = None
+
+    # One handler for all of the time: asyncio may call a handler that was replaced, once more and too late.
+    def hear(one: signal.Signals) -> None:
+        if process is None:
+            early.append(one)
+        else:
+            _pass_on(process, one)
+
     try:
         for one in _SIGNALS:
-            loop.add_signal_handler(one, early.append, one)
+            loop.add_signal_handler(one, hear, one)
         if (process := await start) is None:
             return 127
-        for one in _SIGNALS:
-            loop.add_signal_handler(one, _pass_on, process, one)
         for one in early:
             _pass_on(process, one)
         code = await process.wait()

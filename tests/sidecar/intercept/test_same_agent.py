@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from fakes.process import Gateway, running
+from fakes.process import PATIENCE, Gateway, running
 from fakes.pty_program import pty_program
 from fakes.responses_websocket import Host, websocket_host
 from fakes.shell import PENSTOCK, Shell
@@ -20,6 +21,7 @@ from fakes.tls_host import TlsHost
 from fakes.websocket_agent import WEBSOCKET_AGENT
 
 from penstock.gateway.client.client import Client
+from penstock.sidecar.intercept import session
 from penstock.sidecar.intercept.certificate_store import CertificateStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -107,6 +109,21 @@ async def test_signals_and_the_exit_code_pass(rig: Behind) -> None:
     process.terminate()
     _ = await process.communicate()  # closes the pipes
     assert process.returncode == 143
+
+
+@pytest.mark.smoke
+async def test_a_signal_that_comes_at_the_end_of_the_start_is_passed_on() -> None:
+    """asyncio calls a handler one turn after it has seen the signal; by then the agent may be started."""
+
+    async def start() -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec("sleep", "300")
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in range(2):
+            await asyncio.sleep(0)
+        return process
+
+    async with asyncio.timeout(PATIENCE):
+        assert await session._run_to_end(start()) == 128 + signal.SIGTERM
 
 
 TWO_TALKS = """

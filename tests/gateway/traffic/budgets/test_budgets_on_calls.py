@@ -239,7 +239,7 @@ async def test_models_of_routes_without_a_price_are_told_of_at_the_start(tmp_pat
         ([], "day", "The gateway's penstock.toml has no [[budget]]."),
         (["day", "team"], None, "No call was counted yet of day, team."),
         (["day", "team"], "team", "No call was counted yet of team."),
-        (["day", "team"], "night", "there is no budget 'night'; penstock.toml has day, team"),
+        (["day", "team"], "night", "there is no budget 'night'; the gateway's penstock.toml has day, team"),
     ],
 )
 def test_why_there_is_no_row(configured: list[str], name: str | None, said: str) -> None:
