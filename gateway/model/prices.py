@@ -350,10 +350,10 @@ class Prices:
         return sorted(found, key=lambda one: one.source is not None)
 
     def _miss(self, model: str | None) -> None:
-        """Log once for each model that it has no price."""
+        """Log once for each model that it has no price; lists and `penstock prices` say so to people."""
         if model and model not in self._missed and len(self._missed) < _SAID:
             self._missed.add(model)
-            _log.info("model %r has no price in %s: its calls are in no cost (`penstock prices`)", model, self.path)
+            _log.debug("model %r has no price in %s: its calls are in no cost (`penstock prices`)", model, self.path)
 
 
 def staleness_warning(as_of: date, now_ns: int) -> str | None:

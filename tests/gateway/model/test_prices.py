@@ -230,7 +230,7 @@ def test_ones_own_row_goes_before_a_listed_one_and_a_model_without_a_price_is_to
     row = '[[price]]\nmodel = "{}"\ninput = {}\noutput = 0.0\n'
     path.write_text("as_of = 2026-01-01\n" + row.format("m-1", 5) + 'source = "s"\n' + row.format("m-*", 7))
     prices = Prices(path)
-    caplog.set_level("INFO", "penstock.prices")
+    caplog.set_level("DEBUG", "penstock.prices")
     assert prices.cost("m-1", None, 1, MILLION) == 7.0
     assert [prices.cost(name, None, 1, MILLION) for name in ("x", "x", "y")] == [None] * 3
     assert [message.split("'")[1] for message in caplog.messages] == ["x", "y"]

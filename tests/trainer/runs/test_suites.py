@@ -72,7 +72,7 @@ async def test_each_suite_is_reported_and_the_first_decides(whole: Whole) -> Non
     for point in found:
         names = {name for name in point.values if name.startswith("evaluation/")}
         bounds = {f"evaluation/{name}/reward{end}" for name in ("easy", "hard") for end in ("", "_low", "_high")}
-        others = {f"evaluation/{name}/{what}" for name in ("easy", "hard") for what in ("failed", "pass@1")}
+        others = {f"evaluation/{name}/{what}" for name in ("easy", "hard") for what in ("failed", "pass@1", "tasks")}
         assert names == bounds | others | {"evaluation/hard/pass@3"}
         values = {name: value for name, value in point.values.items() if value is not None}
         assert values["evaluation/hard/pass@1"] <= values["evaluation/hard/pass@3"] <= 1
