@@ -38,7 +38,7 @@ def names(wheel: Path) -> set[str]:
 def test_the_wheel_holds_the_packages_and_nothing_else(wheel: Path, tmp_path: Path) -> None:
     command = ("git", "ls-files", "--cached", "--others", "--exclude-standard", *PACKAGES)
     tracked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    own = {f"penstock/{name}" for name in ("__init__.py", "__main__.py", "py.typed")}
+    own = {f"penstock/{name}" for name in ("__init__.py", "__main__.py", "graders.py", "py.typed")}
     assert names(wheel) == own | {f"penstock/{name}" for name in tracked if (ROOT / name).exists()}
     subprocess.run([*PIP, "wheel", "--no-deps", "--wheel-dir", tmp_path, sdist(tmp_path)], check=True)
     (again,) = tmp_path.glob("*.whl")
@@ -52,8 +52,8 @@ def sdist(home: Path) -> Path:
     command = (PIP[0], "-m", "hatchling", "build", "-t", "sdist", "-d", home / "dist")
     subprocess.run(command, cwd=ROOT, env={"PYTHONPATH": str(backend)}, check=True)
     (made,) = (home / "dist").iterdir()
-    # Half a megabyte of it are hashes of packages, which do not pack.
-    assert made.stat().st_size < 4 << 20
+    # Half a megabyte of it are hashes of packages, as much the recording that the TUI plays: neither packs.
+    assert made.stat().st_size < 5 << 20
     return made
 
 
@@ -120,32 +120,36 @@ async def run_tasks(folder: Path, gateway: Gateway, base: Clean) -> str:
     return done.text
 
 
-TRAIN = "torch, transformers, peft must be installed for this: pip install '.[train]'"
-APO = "must be installed for this: pip install '.[apo]'"
-BOARD = "TensorBoard's files needs tensorboardX: pip install '.[plots]'"
-RULES = "masking rules with a pattern need google-re2: pip install '.[masking]'"
+TRAIN = "torch, transformers, peft must be installed for this: pip install '.[train]' in Penstock's checkout"
+APO = "must be installed for this: pip install '.[apo]' in Penstock's checkout"
+BOARD = "TensorBoard's files needs tensorboardX: pip install '.[plots]' in Penstock's checkout"
+RULES = "masking rules with a pattern need google-re2: pip install '.[masking]' in Penstock's checkout"
 ASKS = {
     "sql SELECT": "SQL needs the index: pip install '.[index]' in Penstock's checkout, then restart the gateway; "
     "until then filters scan the tape",
-    "export --format parquet -o x": "Parquet needs pyarrow: pip install '.[parquet]'",
-    "lake --to lake": "a lake needs deltalake, pyarrow: pip install '.[lake]'",
-    "mcp": "an MCP server needs mcp: pip install '.[mcp]'",
+    "export --format parquet -o x": "Parquet needs pyarrow: pip install '.[parquet]' in Penstock's checkout",
+    "lake --to lake": "a lake needs deltalake, pyarrow: pip install '.[lake]' in Penstock's checkout",
+    "mcp": "an MCP server needs mcp: pip install '.[mcp]' in Penstock's checkout",
     "samples": "--form samples needs numpy: pip install '.[samples]' in Penstock's checkout; chat and preferences do "
     "without",
-    "samples --form chat --format parquet -o x": "Parquet needs pyarrow: pip install '.[parquet]'",
-    "tui": "the TUI needs textual: pip install '.[tui]'",
-    "tui --plain": "the TUI needs textual: pip install '.[tui]'",
-    "run --on ray -- true": "--on ray needs more packages: pip install '.[ray]'",
-    "run --on kubernetes --image x -- true": "--on kubernetes needs more packages: pip install '.[kubernetes]'",
-    "runs plot run --out run.png": "PNG needs matplotlib: pip install '.[plots]'",
+    "samples --form chat --format parquet -o x": "Parquet needs pyarrow: "
+    "pip install '.[parquet]' in Penstock's checkout",
+    "tui": "the TUI needs textual: pip install '.[tui]' in Penstock's checkout",
+    "tui --plain": "the TUI needs textual: pip install '.[tui]' in Penstock's checkout",
+    "run --on ray -- true": "--on ray needs more packages: pip install '.[ray]' in Penstock's checkout",
+    "run --on kubernetes --image x -- true": "--on kubernetes needs more packages: "
+    "pip install '.[kubernetes]' in Penstock's checkout",
+    "runs plot run --out run.png": "PNG needs matplotlib: pip install '.[plots]' in Penstock's checkout",
     "runs export run --to tensorboard -o board": BOARD,
-    "runs export run --to mlflow -o flow": "MLflow's database needs mlflow: pip install '.[mlflow]'",
+    "runs export run --to mlflow -o flow": "MLflow's database needs mlflow: "
+    "pip install '.[mlflow]' in Penstock's checkout",
     "train apo apo.toml": f"gepa, numpy {APO}",
     "train custom json:loads": f"gepa, numpy {APO}",
     **{f"train {kind} train.toml": TRAIN for kind in ("grpo", "sft", "dpo")},
     "serve --config masking.toml --port 0": RULES,
     "masking try body --config masking.toml": RULES,
-    "serve --config translating.toml --port 0": "litellm is not installed: pip install '.[providers]'",
+    "serve --config translating.toml --port 0": "litellm is not installed: "
+    "pip install '.[providers]' in Penstock's checkout",
 }
 
 
