@@ -3,7 +3,8 @@
 Importing it loads nothing. An agent that you may change reports how it went with `penstock.reward(0.7)`, what happened
 with `penstock.event("cart", {"items": 3})`, and what it did with `with penstock.span("search")`. Outside a rollout they
 do nothing (`sidecar.run.agent.helper`). `penstock.Client` and `penstock.SyncClient` read and steer a gateway
-(`gateway.client.client`); `penstock.graders` has reward functions.
+(`gateway.client.client`); `penstock.graders` has reward functions, and `penstock.Judgement` is a reward
+with its reason.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
     from penstock.gateway.client.connection import ClientError, Conflict, NotAllowed, NotFound, Refused, Unreachable
     from penstock.gateway.client.sync import SyncClient
+    from penstock.gateway.model.rollout import Judgement
     from penstock.sidecar.run.agent.helper import Address, Span, address, event, flush, reward, span
 
 __all__ = [
-    "Address", "Client", "ClientError", "Conflict", "NotAllowed", "NotFound", "Refused", "Span", "SyncClient",
-    "Unreachable", "address", "event", "flush", "reward", "span",
+    "Address", "Client", "ClientError", "Conflict", "Judgement", "NotAllowed", "NotFound", "Refused", "Span",
+    "SyncClient", "Unreachable", "address", "event", "flush", "reward", "span",
 ]  # fmt: skip
 
 _HOMES = {
@@ -30,6 +32,7 @@ _HOMES = {
         "ClientError", "Conflict", "NotAllowed", "NotFound", "Refused", "Unreachable",
     ),
     "penstock.gateway.client.sync": ("SyncClient",),
+    "penstock.gateway.model.rollout": ("Judgement",),
 }  # fmt: skip
 """Names by the module that is imported when one of them is first used."""
 

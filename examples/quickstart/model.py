@@ -41,17 +41,25 @@ class Model(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        streams = bool(asked.get("stream"))
-        refusal = {
-            "error": {"message": "this model does not stream: leave `stream` out", "type": "invalid_request_error"}
-        }
-        body = json.dumps(refusal if streams else completion(asked)).encode()
-        self.send_response(400 if streams else 200)
+        status, said = self.answer(self.rfile.read(int(self.headers["Content-Length"] or 0)))
+        body = json.dumps(said).encode()
+        self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+    @staticmethod
+    def answer(body: bytes) -> tuple[int, dict[str, Any]]:
+        """The status and the body of the answer."""
+        try:
+            asked = json.loads(body)
+            if not asked.get("stream"):
+                return 200, completion(asked)
+            wrong = "this model does not stream: leave `stream` out"
+        except (ValueError, LookupError, TypeError, AttributeError):
+            wrong = "this model wants a `model` and `messages` with texts as `content`"
+        return 400, {"error": {"message": wrong, "type": "invalid_request_error"}}
 
     def log_message(self, format: str, *args: Any) -> None:
         """Says nothing."""

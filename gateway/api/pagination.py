@@ -24,6 +24,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import count, takewhile
+from threading import Lock
 from typing import Any, Final, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from aiohttp import web
@@ -174,6 +175,7 @@ SLICE_S, PAGE_S = 0.5, 3.0
 """Seconds that a slice, and a page, may take: the rows found by then are returned, with a cursor to go on from."""
 _KEPT: Final = 4_096
 """Most attempts whose costs are kept."""
+_LOCKS: Final = 16
 
 Mark = tuple[int | str, ...]
 MARKS: dict[str, tuple[tuple[type, ...], ...]] = {
@@ -451,6 +453,7 @@ class RolloutCosts:
     def __init__(self, prices: Prices) -> None:
         self.prices = prices
         self._kept = dict[tuple[str, str, int], _KeptSums]()
+        self._locks = tuple(Lock() for _ in range(_LOCKS))
 
     def add(self, tape: TapeSource, rollouts: Iterable[RolloutSummary]) -> None:
         """Add costs and runs of tools to these rollouts and their attempts."""
@@ -462,7 +465,9 @@ class RolloutCosts:
         """Add costs to these attempts; return how many tools they ran."""
         runs = 0
         for attempt in attempts:
-            found = self._sums(tape, attempt)
+            # Lists that ask at the same time for an attempt of many calls read them once.
+            with self._locks[hash((attempt.rollout, attempt.id)) % _LOCKS]:
+                found = self._sums(tape, attempt)
             costs = {name: getattr(found.costs, name) for name in COMPUTED}
             attempt.totals, runs = attempt.totals.model_copy(update=costs), runs + found.tool_runs
         return runs

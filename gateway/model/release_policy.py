@@ -181,8 +181,10 @@ class ReleasePolicy(Section):
     """The ramp, 1 to 20 stages."""
     checked: Gate = "required"
     """Static checks: `required`, `report` (done, but a failure does not stop the release) or `skip`."""
-    replayed: Gate = "required"
-    """Replay of recorded calls: `required`, `report` or `skip`."""
+    replayed: Gate | None = None
+    """Replay of recorded calls: `required`, `report` or `skip`. Unless given it is `report` for prompts and tool texts
+    that the judge `exact` compares without `closed_loop`, since a new text is meant to change answers; else
+    `required`."""
     shadowed: Gate = "required"
     """Mirrored live calls: `required`, `report` or `skip`."""
     reward: str | None = Field(default=None, min_length=1, max_length=128)
@@ -268,6 +270,11 @@ class ReleasePolicy(Section):
             raise ConfigError(
                 f"{where}: " + "; ".join(explained(cls, tree, one, "") for one in error.errors())
             ) from None
+
+    def default_replay(self, kind: str) -> Gate:
+        """The gate of the replay for a policy that names none. `kind`: of the resource (`ResourceKind`)."""
+        compares_texts = self.judge == "exact" and not self.replay.closed_loop
+        return "report" if kind != "model" and compares_texts else "required"
 
     @cached_property
     def alpha(self) -> float:

@@ -240,6 +240,10 @@ def _compared(operator: str, limit: float) -> NumberMatcher:
     return NumberMatcher(operator if operator in _COMPARE else "=", limit)
 
 
+_SYNONYMS: Final = {"model": "llm", "call": "llm", "errors": "error:*"}
+"""The value or term that people mean by another word."""
+
+
 class WordMatcherFactory:
     """Makes matchers of one of a few words; a group is a word that stands for several of them."""
 
@@ -250,7 +254,8 @@ class WordMatcherFactory:
     def __call__(self, operator: str, value: str, now_ns: int) -> Matcher:
         """The matcher of one of the words, or of a group's words."""
         if value not in self.words:
-            near = get_close_matches(value, self.words, n=1)
+            meant = _SYNONYMS.get(value)
+            near = [meant] if meant in self.words else get_close_matches(value, self.words, n=1)
             raise TermError(f"{value!r} is not one of its values", self.words, near[0] if near else None)
         return WordMatcher(tuple(map(str, self._groups.get(value, (value,)))))
 
@@ -294,7 +299,7 @@ def field(name: str, target: Target) -> Field:
     fields = FIELDS[target]
     if name in fields:
         return fields[name]
-    near = get_close_matches(name, fields, n=1)
+    near = [_SYNONYMS[name]] if name in _SYNONYMS else get_close_matches(name, fields, n=1)
     raise TermError(f"unknown field {name!r}", (*fields, "metadata.KEY"), near[0] if near else None)
 
 

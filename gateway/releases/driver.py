@@ -382,7 +382,7 @@ class Driver:
         """Run a stage before the canary."""
         after = NEXT[release.stage]
         action, job = self._jobs[release.stage]
-        wish = getattr(release.policy, after)
+        wish = getattr(release.policy, after) or release.policy.default_replay(release.kind)
         if wish == "skip":
             await self._move(release, action, after, "skipped by the policy", {"skipped": True})
             return

@@ -1,9 +1,9 @@
 """Between an agent and the model hosts that it calls: our own TLS front.
 
-The agent has a proxy and a certificate authority in its environment, and nothing else of Penstock. The TLS of a
-connection to a model host ends here; its bytes go to the gateway in the clear, through a tunnel whose headers name the
-rollout (the gateway's `calls.call_request`). Nothing parses them on the way, so they are not changed. Every other
-connection is passed on with its TLS as it is, or refused.
+The agent has a proxy, a certificate authority and the address of its rollout in its environment, and nothing else of
+Penstock. The TLS of a connection to a model host ends here; its bytes go to the gateway in the clear, through a tunnel
+whose headers name the rollout (the gateway's `calls.call_request`). Nothing parses them on the way, so they are not
+changed. Every other connection is passed on with its TLS as it is, or refused.
 
     certificate_store  certificates for one day and a few hosts, which `certificate_authority` has made
     rules              the fate of each connection, and the kernel's rules that redirect it

@@ -130,6 +130,14 @@ class SessionOptions:
     engine: Literal["own", "mitmproxy"] = "own"
     """The engine that ends the TLS of an agent with a proxy: our front, or mitmproxy before it."""
 
+    @property
+    def address(self) -> str:
+        """The address of the rollout, by which `penstock mcp wrap` finds it; without one the gateway's."""
+        whose = self.identity
+        return (
+            f"{self.gateway}/rollout/{whose.rollout}/attempt/{whose.attempt or 'a1'}" if whose.rollout else self.gateway
+        )
+
 
 @dataclass(slots=True)
 class AgentSession:
@@ -178,7 +186,7 @@ async def open_session(wanted: SessionOptions, folder: Path) -> AsyncGenerator[A
     finally:
         await stack.aclose()
         await front.stop()
-    made.problems += ledger.problems + ([] if engine is None else engine.problems)
+    made.problems += ledger.problems + ([] if engine is None else engine.problems) or ledger.nothing_recorded()
     if (untold := await report_egress(wanted.gateway, wanted.identity, ledger.take())) is not None:
         made.problems.append(f"where the agent has been is not on the tape: {untold}")
 
@@ -195,7 +203,7 @@ async def run(wanted: SessionOptions, command: Sequence[str]) -> tuple[int, list
     close_memory()
     with folder_for_sockets() as folder:
         async with open_session(wanted, Path(folder)) as made:
-            given = os.environ | made.variables
+            given = {"PENSTOCK_URL": wanted.address} | os.environ | made.variables
             env = {name: value for name, value in given.items() if value or name not in LOGINS}
             start = (
                 _start_in_namespace(made.front, Path(folder), command, env)
@@ -288,6 +296,8 @@ _SECONDS: Final = 10.0
 _MOST: Final = 500
 """The most events in one request, and the most rows of a ledger."""
 _OTHERS: Final = "(others)"
+_SHOWN: Final = 3
+"""Hosts that are named where nothing was recorded."""
 _Key = tuple[str, int, str, str | None]
 """Host, port, fate; the address of a redirected connection, else None."""
 
@@ -314,12 +324,17 @@ class EgressLedger:
     def __init__(self) -> None:
         self._rows: dict[_Key, tuple[ConnectionRecord, int]] = {}
         """The sum of a row's connections, and their number."""
+        self.intercepted = False
+        """True if a connection went to the gateway."""
 
     def add(self, one: ConnectionRecord) -> None:
         """Add a closed connection. Calls that went to the gateway have spans of their own, so only those that failed to
         are added.
         """
-        if (one.action == "intercept" and one.problem is None) or one.action == "check":
+        if one.action == "intercept" and one.problem is None:
+            self.intercepted = True
+            return
+        if one.action == "check":
             return
         key = (one.host, one.port, one.action, one.address)
         if key not in self._rows and len(self._rows) >= _MOST:
@@ -342,6 +357,17 @@ class EgressLedger:
         """A line for each host with a problem, for the user."""
         rows = self._rows.items()
         return [f"{host}:{port}: {one.problem}" for (host, port, *_), (one, _) in rows if one.problem is not None]
+
+    def nothing_recorded(self) -> list[str]:
+        """A line for the user if no connection went to the gateway: where the agent was instead, and the way out."""
+        if self.intercepted:
+            return []
+        hosts = list(dict.fromkeys(f"{host}:{port}" for host, port, *_ in self._rows))
+        others = ", ".join(hosts[:_SHOWN]) + (" ..." if len(hosts) > _SHOWN else "") or "none at all"
+        return [
+            f"nothing was recorded: the agent opened no connection to a host of models (others: {others}). Name its "
+            "host with --intercept HOST; `penstock sidecar check` says which clients come here"
+        ]
 
     def take(self) -> list[Event]:
         """The rows as events; the ledger is empty afterwards."""

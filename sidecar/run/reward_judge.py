@@ -18,6 +18,7 @@ import math
 import os
 import re
 import subprocess
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
@@ -46,11 +47,13 @@ class RewardJudge:
     """The function or command that the user has named to judge attempts, if any."""
 
     def __init__(self, judging: JudgeSettings) -> None:
-        """Raises `UsageError` when there is no such function or command."""
+        """Raises `UsageError` when there is no such function or command, or the function takes other arguments."""
         judge, self._timeout_s = judging.judge, judging.timeout_s
         self.configured = judge is not None
         self.function = _load(judge) if judge is not None and _FUNCTION.fullmatch(judge) else None
         """The judge's function; None for a command, or without a judge."""
+        if judge is not None and self.function is not None:
+            _check_parameters(judge, self.function)
         self._command = judge if self.function is None else None
         self.reads_calls = self._command is not None or (
             self.function is not None and accepts_arguments(self.function, 3)
@@ -214,8 +217,8 @@ def _unheard(stream: Stream, line: str) -> None:
 #
 # Certain errors are refused: agents that cannot start, and a judge whose function does not exist, or takes neither two
 # nor three arguments. Then the function is tried on a task with a stand-in for an agent's answer. An error that may
-# come from the stand-in itself (it lacks a field, a value has another type) proves nothing. Any other error, a reward
-# that is no number, and a missing reward give a warning: without rewards nothing is learnt.
+# come from the stand-in itself (it lacks a field, a value has another type) proves nothing, and is shown with its line.
+# Any other error, a reward that is no number, and a missing reward give a warning: without rewards nothing is learnt.
 
 OF_THE_STAND_IN: Final = (AssertionError, AttributeError, LookupError, TypeError, ValueError)
 """Errors that a correct function may raise because the stand-in differs from its agents' answers."""
@@ -249,12 +252,13 @@ async def dry_run_judge(judging: JudgeSettings, task: Any) -> DryRun:
         return DryRun("no --reward was given, and none tried")
     if judge.function is None:
         return DryRun(f"the command {judging.judge!r} of --reward was found, and not run")
-    _check_parameters(judging.judge, judge.function)
     tried = f"{judging.judge} was tried with {ANSWER}"
     try:
         said = await judge.judge(task, {}, stand_in(task))
     except OF_THE_STAND_IN as error:
-        return DryRun(f"{tried} and raised {type(error).__name__}: {error}; a real answer may do better")
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raised = f"{type(error).__name__}: {error} ({Path(where.filename).name}, line {where.lineno})"
+        return DryRun(f"{tried} and raised {raised}; try it on an answer that your agent has given")
     except RewardError as error:
         what = str(error)
     # The function is the user's and may raise anything.
@@ -272,11 +276,20 @@ async def dry_run_judge(judging: JudgeSettings, task: Any) -> DryRun:
 
 
 def _check_parameters(name: str, function: Any) -> None:
-    if not (accepts_arguments(function, 2) or accepts_arguments(function, 3)):
+    if accepts_arguments(function, 2) or accepts_arguments(function, 3):
+        return
+    known = inspect.signature(function).parameters.values()
+    if needed := [one.name for one in known if one.kind is one.KEYWORD_ONLY and one.default is one.empty]:
+        module, _, own = name.rpartition(":")
+        options = ", ".join(f"{option}=..." for option in needed)
         raise UsageError(
-            f"--reward: {name}({', '.join(inspect.signature(function).parameters)}) is called with two arguments, task "
-            "and output, or with the transcript as a third; it can take neither two nor three"
+            f"--reward: {name} needs {' and '.join(needed)}: write `from functools import partial`, `from {module} "
+            f"import {own}` and `grade = partial({own}, {options})` into grade.py, and name --reward grade:grade"
         )
+    raise UsageError(
+        f"--reward: {name}({', '.join(one.name for one in known)}) is called with two arguments, task and output, or "
+        "with the transcript as a third; it can take neither two nor three"
+    )
 
 
 def stand_in(task: Any) -> Transcript:

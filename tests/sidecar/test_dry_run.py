@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,10 @@ HERE = "fakes.judges"
     ("judge", "tried"),
     [
         (f"{HERE}:right", f"{HERE}:right was tried with {ANSWER} and gave a reward"),
-        (f"{HERE}:reads_the_output", f"{HERE}:reads_the_output was tried with {ANSWER} and raised KeyError: "),
+        (
+            f"{HERE}:reads_the_output",
+            f"{HERE}:reads_the_output was tried with {ANSWER} and raised KeyError: 'city' (judges.py, ",
+        ),
         (f"{HERE}:waits", f"{HERE}:waits was tried with"),
         pytest.param("true", "the command 'true' of --reward was found, and not run", marks=pytest.mark.slow),
         (None, "no --reward was given"),
@@ -44,9 +48,17 @@ async def test_a_judge_that_fails_whatever_it_is_given_is_doubted(name: str, why
     assert tells(found.doubt, f"--reward: {HERE}:{name}", ANSWER, f"{why};")
 
 
-async def test_a_judge_that_does_not_take_what_it_is_given_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"--reward: fakes\.judges:of_one\(task\) is called with two arguments, task"):
-        _ = await dry_run_judge(JudgeSettings(f"{HERE}:of_one"), None)
+@pytest.mark.parametrize(
+    ("judge", "why"),
+    [
+        (f"{HERE}:of_one", "fakes.judges:of_one(task) is called with two arguments, task"),
+        ("penstock.graders:judge", "penstock.graders:judge needs model and rubric: write `from functools import"),
+        ("penstock.graders:numerik", "penstock.graders has no 'numerik'; did you mean 'numeric'?"),
+    ],
+)
+def test_a_judge_that_cannot_be_called_is_refused_with_a_way_out(judge: str, why: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(why)):
+        _ = RewardJudge(JudgeSettings(judge))
 
 
 @pytest.mark.parametrize(("name", "reads"), [("right", True), ("infinite", True), ("of_two", False)])

@@ -128,7 +128,10 @@ def load(name: str) -> Callable[..., Any]:
         raise LoadError(f"{name!r}: there is no module {e.name!r} in {os.getcwd()} or among the installed ones") from e
     for part in path.split("."):
         if not hasattr(found, part):
-            raise LoadError(f"{name!r}: {module} has no {path!r}")
+            from difflib import get_close_matches  # only errors need it, and each attempt imports this module
+
+            near = get_close_matches(part, [one for one in dir(found) if callable(getattr(found, one, None))], 1)
+            raise LoadError(f"{name!r}: {module} has no {path!r}" + "".join(f"; did you mean {one!r}?" for one in near))
         found = getattr(found, part)
     if not callable(found):
         raise LoadError(f"{name!r} is not a function but {type(found).__name__}")

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import aiohttp
@@ -22,6 +22,7 @@ from fakes.websocket_agent import WEBSOCKET_AGENT
 
 from penstock.gateway.client.client import Client
 from penstock.sidecar.intercept import session
+from penstock.sidecar.intercept.agent_connection import ConnectionRecord
 from penstock.sidecar.intercept.certificate_store import CertificateStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -148,6 +149,22 @@ async def test_a_run_without_a_name_is_one_rollout(rig: Behind) -> None:
         assert [one.totals.calls async for one in client.rollouts("") if one.id not in before] == [1, 1]
     done = await shell.run("sidecar", "--conversations", "--rollout", "r1", *agent)
     assert (done.code, "and a rollout was given for all" in done.err) == (2, True), done.err
+
+
+async def test_an_agent_that_called_no_model_has_an_address_and_is_told_of(rig: Behind) -> None:
+    shell = Shell(rig.gateway.url, rig.folder, PENSTOCK)
+    done = await shell.run("sidecar", "run", "--rollout", "r1", "--", "sh", "-c", "echo $PENSTOCK_URL")
+    assert done.text == f"{rig.gateway.url}/rollout/r1/attempt/a1\n", "`penstock mcp wrap` finds its rollout by this"
+    assert done.err.startswith("penstock: nothing was recorded: the agent opened no connection to a host of models")
+
+
+async def test_hosts_are_named_where_nothing_was_recorded() -> None:
+    ledger, record = session.EgressLedger(), ConnectionRecord("a.example", 443, "pass", 0.0)
+    ledger.add(record)
+    (line,) = ledger.nothing_recorded()
+    assert "(others: a.example:443). Name its host with --intercept HOST" in line
+    ledger.add(replace(record, action="intercept"))
+    assert ledger.nothing_recorded() == []
 
 
 IN_A_TERMINAL = """

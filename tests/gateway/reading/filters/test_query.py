@@ -268,6 +268,8 @@ def test_rollouts_are_asked_for_only_when_needed() -> None:
         ("latency>2sec", "spans", "'2sec' is not a number with a unit"),
         ("tokens>many", "spans", "'many' is not a whole number"),
         ("status:eror", "spans", "'eror' is not one of its values; did you mean 'error'?; allowed: open ok error"),
+        ("kind:model", "spans", "'model' is not one of its values; did you mean 'llm'?"),
+        ("errors>0", "rollouts", "unknown field 'errors'; did you mean 'error:*'?"),
         ("status:ok", "rollouts", "'ok' is not one of its values; allowed: queuing preparing running"),
         ("reward>high", "spans", "'high' is not a number"),
         ("priority>1.5", "spans", "'1.5' is not a whole number; allowed: -1 0 1"),
