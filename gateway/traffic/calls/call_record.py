@@ -44,6 +44,7 @@ from penstock.gateway.wire.dialects.batches import batch_facts as batch_told
 from penstock.gateway.wire.dialects.responses import deferred_answer_name
 from penstock.gateway.wire.dialects.sse import distinct_events
 from penstock.gateway.wire.dialects.tokens import (
+    TOKEN_IDS,
     estimate_usage,
     lacks_counts,
     lacks_token_counts,
@@ -361,9 +362,9 @@ class CallRecord:
         masked = self._secrets.notes and self._secrets.masked
         # What a rule has masked is read too, so that its cost stays known.
         asked, told = (self.plain, self.response()) if masked else (request, plain)
-        brief = told
+        brief, left_out = told, 0
         if self.stream and dialect.generates and dialect.streaming_content_type == EVENT_STREAM:
-            brief = distinct_events(told)
+            brief, left_out = distinct_events(told)
         facts = self._facts(request, response, brief, masked)
         # An alias has replaced the requested name.
         entry.model = (None if changed else facts.model) or call.model
@@ -381,7 +382,7 @@ class CallRecord:
         if dialect.stateful or dialect.retrieves or dialect.unknown:
             self._look_for_answer(entry, request, response, facts)
         if entry.deferred is None and (usage is None or usage.input_tokens is None or usage.output_tokens is None):
-            self._count(entry, asked, told)
+            self._count(entry, asked, told, brief, left_out)
         entry.tool_calls, entry.choices = facts.tool_calls, facts.choices
         good = self.status == "ok" and not self.truncated and response.problem is None
         if good and (gaps := self._unread(asked, told, brief, facts)):
@@ -412,14 +413,17 @@ class CallRecord:
                 entry.follow = partial(batches.record_batches, told=told)
         self.follows = entry.follow is not None
 
-    def _count(self, entry: SpanEntry, request: bytes, response: bytes) -> None:
-        """Count or estimate the tokens that the provider did not report."""
+    def _count(self, entry: SpanEntry, request: bytes, response: bytes, brief: bytes, left_out: int) -> None:
+        """Count or estimate the tokens that the provider did not report. `left_out`: bytes of the texts that `brief`
+        lacks."""
         dialect = self.call.dialect
         if lacks_token_counts(entry, dialect):
             whole = entry.status == "ok" and not self.truncated
-            usage = entry.usage = usage_from_token_ids(entry.usage, response, self.stream, whole)
+            usage = entry.usage
+            if TOKEN_IDS in brief:
+                usage = entry.usage = usage_from_token_ids(usage, response, self.stream, whole)
             if lacks_counts(usage, dialect.generates):
-                guess = estimate_usage(usage, request, response, dialect.answer_text_pattern(self.stream))
+                guess = estimate_usage(usage, request, brief, dialect.answer_text_pattern(self.stream), left_out)
                 entry.estimate = [guess.input_tokens, guess.output_tokens]
 
     def _facts(self, request: bytes, response: MaskedBody, brief: bytes, masked: bool) -> Facts:

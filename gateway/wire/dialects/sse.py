@@ -205,8 +205,10 @@ _ERROR: Final = re.compile(rb"\nevent: ?error[ \t]*\n")
 _DONE: Final = b"[DONE]"
 _TEXT: Final = re.compile(rb'"(?:content|text|thinking|reasoning\w*)": ?"([^"\\\0-\x1f]*)"')
 _CALLED: Final = re.compile(rb"(?i)call|tool|function")
-_ODD: Final = re.compile(rb'["\\\0-\x1f]')
+_ODD_BYTES: Final = b'"\\' + bytes(range(32))
+_ODD: Final = re.compile(b"[%b]" % re.escape(_ODD_BYTES))
 """Matches what may not stand within one text, or makes it one that some readers refuse."""
+_TAIL_BYTES: Final = 12
 _SLICE: Final = 1 << 20
 """Bytes that are decoded at a time: nothing else runs meanwhile."""
 
@@ -290,7 +292,15 @@ def _fitting(hint: Any) -> Callable[[Any], Any]:
     return fit if options and (below or listed) else lambda value: value
 
 
-def distinct_events(body: bytes) -> bytes:
+class BriefStream(NamedTuple):
+    """A stream without most of the events that say nothing but a text."""
+
+    body: bytes
+    left_out: int = 0
+    """Bytes of the texts of the events that are left out."""
+
+
+def distinct_events(body: bytes) -> BriefStream:
     """A stream in which events that follow each other, and differ in one text of the answer only, are one: most of a
     long stream is such events, and what they say beside the text is said by one of them too. The same object where
     there are few of them. Of events with tool calls all stay."""
@@ -299,15 +309,33 @@ def distinct_events(body: bytes) -> bytes:
     end = body.find(blank, begin + len(blank))
     like = body[begin + len(blank) : end]
     if begin < 0 or end < 0 or len(body) > _SLICE or _CALLED.search(like) or (said := _TEXT.search(like)) is None:
-        return body
+        return BriefStream(body)
     between = like[said.end(1) :] + blank + like[: said.start(1)]
-    first, *texts = body.split(between)
+    first, *texts = _split(body, between)
     if len(texts) < FEW:
-        return body
-    kept, last = [first], texts.pop()
-    for text in texts if _ODD.search(b" ".join(texts)) else (b"",):
+        return BriefStream(body)
+    last, told = texts.pop(), b" ".join(texts)
+    if len(told.translate(None, _ODD_BYTES)) == len(told):
+        return BriefStream(between.join((first, b"", last)), len(told) - len(texts) + 1)
+    kept, left_out = [first], 0
+    for text in texts:
         if _ODD.search(text):
             kept.append(text)
-        elif kept[-1] or len(kept) == 1:
+            continue
+        left_out += len(text)
+        if kept[-1] or len(kept) == 1:
             kept.append(b"")
-    return between.join([*kept, last])
+    return BriefStream(between.join([*kept, last]), left_out)
+
+
+def _split(body: bytes, between: bytes) -> list[bytes]:
+    """`body.split(between)`. That begins each search anew, which for a long `between` costs more than the search: so a
+    short end of it is searched for, and the pieces are put together again for a comparison."""
+    begin, end = body.find(between) + len(between), body.rfind(between)
+    head, tail = between[:-_TAIL_BYTES], between[-_TAIL_BYTES:]
+    if begin < end:
+        *pieces, last = body[begin:end].split(tail)
+        texts = [*(piece[: -len(head)] for piece in pieces), last]
+        if between.join(texts) == body[begin:end]:
+            return [body[: begin - len(between)], *texts, body[end + len(between) :]]
+    return body.split(between)

@@ -615,6 +615,8 @@ BYTES: Final = 4
 """Bytes of text per token, about: of English, of code, of JSON, and of scripts with three bytes a letter."""
 SAMPLE: Final = 8 << 10
 """Bytes at the start of an answer whose texts are measured; the rest is assumed to be alike."""
+TOKEN_IDS: Final = b'"prompt_token_ids"'
+"""Stands in an answer with token ids."""
 _MEDIA_MARKS: Final = (b";base64,", b'"bytes"')
 """Marks of a request with images or files, whose texts alone are measured. In any other the whole body counts: its
 names and braces make up for what the chat template adds."""
@@ -624,7 +626,7 @@ _ASKED = re.compile(rb'"(?:content|text|input|output|instructions|system|prompt|
 
 def usage_from_token_ids(usage: Usage | None, response: bytes, stream: bool, whole: bool) -> Usage | None:
     """Usage with counts from the token ids of an answer where it has none. `whole`: the answer is complete."""
-    if b'"prompt_token_ids"' not in response or not lacks_counts(usage):
+    if TOKEN_IDS not in response or not lacks_counts(usage):
         return usage
     tokens = read_tokens(response, stream)
     if not (tokens.complete if whole else tokens.prompt):
@@ -667,14 +669,17 @@ def lacks_counts(usage: Usage | None, output: bool = True) -> bool:
     return usage is None or usage.input_tokens is None or (output and usage.output_tokens is None)
 
 
-def estimate_usage(usage: Usage | None, request: bytes, response: bytes, texts: re.Pattern[bytes]) -> Estimate:
-    """An estimate of the counts that are missing in usage. `texts` matches the texts of the answer."""
+def estimate_usage(
+    usage: Usage | None, request: bytes, response: bytes, texts: re.Pattern[bytes], left_out: int = 0
+) -> Estimate:
+    """An estimate of the counts that are missing in usage. `texts` matches the texts of the answer; `left_out`: bytes
+    of those that were taken out of it."""
     asked, said = len(request), 0
     if _MEDIA_MARKS[0] in request or _MEDIA_MARKS[1] in request:
         asked = sum(map(len, _ASKED.findall(request)))
     if response:
         seen = min(len(response), SAMPLE)
-        said = sum(map(len, texts.findall(response, 0, seen))) * len(response) // seen
+        said = sum(map(len, texts.findall(response, 0, seen))) * len(response) // seen + left_out
     return Estimate(
         input_tokens=-(-asked // BYTES) if usage is None or usage.input_tokens is None else None,
         output_tokens=-(-said // BYTES) if usage is None or usage.output_tokens is None else None,

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from penstock.gateway.model.turn import Turn
 from penstock.gateway.wire.dialects import by_name
+from penstock.gateway.wire.dialects.base import ANSWER_TEXT
 from penstock.gateway.wire.dialects.sse import distinct_events
+from penstock.gateway.wire.dialects.tokens import estimate_usage
 
 F, G = 'f({"x":1})', 'g({"y":2})'
 
@@ -31,7 +33,7 @@ def said(turn: Turn) -> list[str]:
 def agrees(name: str, body: bytes, request: bytes = b'{"model":"m"}', stream: bool = True) -> Turn:
     """The Turn of an answer, after asserting that the summary says the same."""
     facts, turn = by_name(name).facts(request, body, stream), by_name(name).read(request, body, stream)
-    assert not stream or by_name(name).facts(request, distinct_events(body), stream) == facts
+    assert not stream or by_name(name).facts(request, distinct_events(body).body, stream) == facts
     parts = [part for choice in turn.choices for part in choice.message.parts]
     assert (facts.tool_calls, facts.choices) == (sum(it.type == "tool_call" for it in parts), len(turn.choices))
     assert facts.finish == (turn.choices[0].finish if turn.choices else facts.finish)
@@ -54,9 +56,13 @@ def test_events_that_differ_in_a_text_are_one(texts: list[str]) -> None:
             {"prompt_tokens": at} if text == "usage" else None)) for at, text in enumerate(["a"] * 40 + texts)
     ]  # fmt: skip
     body = "".join(f"data: {it}\n\n" for it in told).encode()
-    brief, facts = distinct_events(body), by_name("chat").facts
+    (brief, left_out), facts = distinct_events(body), by_name("chat").facts
     assert facts(b"{}", brief, True) == facts(b"{}", body, True)
     assert len(brief) < len(body)
+    counts = [
+        estimate_usage(None, b"", *one).output_tokens for one in ((body, ANSWER_TEXT), (brief, ANSWER_TEXT, left_out))
+    ]
+    assert counts[0] == counts[1], "an estimate counts the texts that are left out"
 
 
 # Chat ---------------------------------------------------------------------------------------------------------------

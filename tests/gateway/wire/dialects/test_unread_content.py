@@ -28,7 +28,7 @@ SAID = "a text that nobody reads"
 
 def gaps(dialect: str, body: bytes, stream: bool, asked: Json = ASKED) -> Gaps:
     one, request = by_name(dialect), json.dumps(asked).encode()
-    brief = distinct_events(body) if stream and one.streaming_content_type == EVENT_STREAM else body
+    brief = distinct_events(body).body if stream and one.streaming_content_type == EVENT_STREAM else body
     return find_unread(one, request, body, stream, one.facts(request, brief, stream), brief)
 
 
