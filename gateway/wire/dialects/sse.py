@@ -334,8 +334,10 @@ def _split(body: bytes, between: bytes) -> list[bytes]:
     begin, end = body.find(between) + len(between), body.rfind(between)
     head, tail = between[:-_TAIL_BYTES], between[-_TAIL_BYTES:]
     if begin < end:
-        *pieces, last = body[begin:end].split(tail)
-        texts = [*(piece[: -len(head)] for piece in pieces), last]
+        pieces, length = body[begin:end].split(tail), -len(head)
+        last = pieces.pop()
+        texts = [piece[:length] for piece in pieces]
+        texts.append(last)
         if between.join(texts) == body[begin:end]:
             return [body[: begin - len(between)], *texts, body[end + len(between) :]]
     return body.split(between)
