@@ -16,7 +16,7 @@ from rich.text import Text
 from penstock.console.views import queue, rollouts
 from penstock.console.views.releases import bar, decision_thresholds, percent, stage_name
 from penstock.console.views.runs import sparkline
-from penstock.console.views.table import GAP, age, clean, compact, duration, joined, money, number, plain, size
+from penstock.console.views.table import GAP, age, clean, compact, duration, joined, number, plain, size
 from penstock.gateway.client.connection import map_concurrently
 from penstock.gateway.model import times
 from penstock.gateway.model.answers import Breakdown, BreakdownRow, Digest, Stats
@@ -355,7 +355,7 @@ def _models(figures: Figures | None, room: int) -> Iterator[Text]:
         return
     rows = [(over, "calls", "errors", "tokens", "cost", "median", "p95")]
     for row in found[:MOST]:
-        tokens, cost = rollouts.sums(row), _cost(row)
+        tokens, cost = rollouts.sums(row), rollouts.cost(row)
         times = duration(row.median_ns), duration(row.p95_ns)
         rows.append((clean(row.value)[:NAME], f"{row.calls:,}", f"{row.errors:,}", tokens, cost, *times))
     widths = [max(len(row[column]) for row in rows) + GAP for column in range(len(rows[0]))]
@@ -371,11 +371,6 @@ def _models(figures: Figures | None, room: int) -> Iterator[Text]:
         yield Text(f"{len(found) - MOST:,} more: penstock stats --by model", style="dim")
     if not figures.models.complete:
         yield Text(f"of the newest {figures.models.looked_at or 0:,} spans", style="dim")
-
-
-def _cost(row: BreakdownRow) -> str:
-    """The cost of its calls: at least, where some have no price; `?` where none has."""
-    return "?" if row.cost is None else f"{'≥' if row.unpriced else ''}{money(row.cost)}"
 
 
 def _queue(data: OverviewData, now_ns: int) -> Iterator[Text]:
