@@ -223,7 +223,7 @@ def draw_blocks(
         ("Traffic", list(_traffic(data, traffic, room))),
         ("Models", list(_models(data.figures, room))),
         ("Queue", list(_queue(data, now_ns))),
-        ("Asks you", list(_asks(data))),
+        ("Decide", list(_asks(data))),
         ("Releases", list(_releases(data.releases, room))),
         ("Runs", list(_runs(data.runs, room))),
         ("Errors", list(_errors(data.errors, now_ns))),
@@ -392,7 +392,7 @@ def _asks(data: OverviewData) -> Iterator[Text]:
             found.append(f"release {release.id} is {'held' if release.stage == 'held' else 'waiting for approval'} (3)")
     yield from (Text(clean(one), style="bold yellow") for one in found)
     if not found:
-        yield Text("nothing", style="dim")
+        yield Text("nothing waits for a decision", style="dim")
 
 
 def _releases(found: Sequence[ReleaseView], room: int) -> Iterator[Text]:
