@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.gateway.api.pagination import RolloutCosts, summary
 from penstock.gateway.model.prices import Prices, TokenCounts
-from penstock.gateway.model.rollout import Totals
+from penstock.gateway.model.rollout import RolloutSummary, Totals
 from penstock.gateway.model.span import Span
 from penstock.gateway.reading.told_calls import ToldCalls, told_call
 from tests.fakes.memory_tape import MemoryTape, call
@@ -68,20 +68,24 @@ def totals_of(*spans: Span) -> Totals:
     return calls.totals(Prices())
 
 
+def listed(tape: MemoryTape, costs: RolloutCosts) -> RolloutSummary:
+    rollout = tape.rollout("r1")
+    assert rollout is not None
+    found = summary(tape, rollout)
+    costs.add(tape, [found])
+    return found
+
+
 def test_a_rollout_of_telemetry_alone_has_tokens_and_a_cost() -> None:
     tape, costs = MemoryTape(), RolloutCosts(Prices())
     tape.add(told(1, GENAI | COUNTS))
     tape.add(told(2, {"gen_ai.operation.name": "invoke_agent"} | COUNTS))
-    for _ in range(2):
-        rollout = tape.rollout("r1")
-        assert rollout is not None
-        found = summary(tape, rollout)
-        costs.add(tape, [found])
-        assert (found.totals.input_tokens, found.totals.output_tokens) == (100, 20)
-        assert (found.totals.cost, found.totals.calls, found.totals.told) == (pytest.approx(COST), 0, 1)
+    found = listed(tape, costs)
+    assert (found.totals.input_tokens, found.totals.output_tokens) == (100, 20)
+    assert (found.totals.cost, found.totals.calls, found.totals.told) == (pytest.approx(COST), 0, 1)
+    assert listed(tape, costs).totals == found.totals
     tape.add(told(3, GENAI | COUNTS))
-    again = summary(tape, rollout)
-    costs.add(tape, [again])
+    again = listed(tape, costs)
     assert (again.totals.input_tokens, again.totals.told) == (200, 2)
 
 
