@@ -161,7 +161,7 @@ class _RolloutPage:
             "served by": served_versions(detail.span for detail in self._record.details),
             "calls": pluralized(t.calls, "call"),
             "errors": f"{t.errors:,}" if t.errors else "",
-            "tokens": sums(t) if t.calls else "",
+            "tokens": sums(t) if t.calls or t.told else "",
             "cost": cost(t),
             "took": duration(last - first) if last > first else "",
             "started": f"{moment(first)[:19]} UTC",

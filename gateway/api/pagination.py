@@ -41,6 +41,7 @@ from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.model.turn import Exchange, Passage
 from penstock.gateway.reading.filter_fields import Target
 from penstock.gateway.reading.filters import ContentReaders, Query
+from penstock.gateway.reading.told_calls import ToldCalls
 from penstock.gateway.reading.turns import decode_body, encoding
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.view import ALL_CHANGES, ChangeFilter
@@ -443,12 +444,16 @@ class _KeptSums(NamedTuple):
     """Up to this sequence all of its calls had ended."""
     settled: _Sums
     """The sums up to there."""
+    telemetry: ToldCalls
+    """The calls that only the agent's telemetry tells of."""
+    told: Totals
+    """Their sums."""
 
 
 class RolloutCosts:
-    """Adds to rollouts what their calls cost, at the prices as they are now, and how many tools ran. So nothing is
-    computed while calls run, and a new list of prices holds for old calls too. Sums over calls that have ended are
-    kept: a list that is read again reads newer calls only. Thread-safe."""
+    """Adds to rollouts what their calls cost, at the prices as they are now, how many tools ran, and the calls that
+    only telemetry tells of. So nothing is computed while calls run, and a new list of prices holds for old calls too.
+    Sums over calls that have ended are kept: a list that is read again reads newer calls only. Thread-safe."""
 
     def __init__(self, prices: Prices) -> None:
         self.prices = prices
@@ -467,23 +472,27 @@ class RolloutCosts:
         for attempt in attempts:
             # Lists that ask at the same time for an attempt of many calls read them once.
             with self._locks[hash((attempt.rollout, attempt.id)) % _LOCKS]:
-                found = self._sums(tape, attempt)
+                found, told = self._sums(tape, attempt)
             costs = {name: getattr(found.costs, name) for name in COMPUTED}
             attempt.totals, runs = attempt.totals.model_copy(update=costs), runs + found.tool_runs
+            if told.told:
+                attempt.totals = sum_totals((attempt.totals, told))
         return runs
 
-    def _sums(self, tape: TapeSource, attempt: Attempt) -> _Sums:
+    def _sums(self, tape: TapeSource, attempt: Attempt) -> tuple[_Sums, Totals]:
         # A rollout may be forgotten, and another one be made of its name.
         key, state = (attempt.rollout, attempt.id, attempt.created_ns), (attempt.spans, attempt.totals.calls)
         kept = self._kept.get(key)
         if kept is not None and kept.state == state:
-            return kept.sums
+            return kept.sums, kept.told
+        telemetry = ToldCalls() if kept is None else kept.telemetry
         through, settled = (0, _Sums()) if kept is None else (kept.through, deepcopy(kept.settled))
         first_open, later = 0, _Sums()
         try:
-            for span in tape.spans(attempt.rollout, attempt.id, (attempt.id, through), ("llm", "tool")):
+            for span in tape.spans(attempt.rollout, attempt.id, (attempt.id, through), ("llm", "tool", "otel")):
                 if span.sequence > attempt.spans:
                     break  # Begun since the attempt was read: `through` does not count it.
+                telemetry.add(span)
                 if span.kind == "llm" and span.status == SpanStatus.OPEN:
                     first_open = first_open or span.sequence
                 else:
@@ -491,12 +500,13 @@ class RolloutCosts:
         except TapeError as error:
             tape.pass_over(f"a call of {attempt.rollout}/{attempt.id}", error)
             later.costs.unpriced += max(0, attempt.totals.calls - settled.costs.calls - later.costs.calls)
-            return settled.plus(later)
-        sums = settled.plus(later)
+            return settled.plus(later), telemetry.totals(self.prices)
+        sums, told = settled.plus(later), telemetry.totals(self.prices)
         if len(self._kept) >= _KEPT:
             self._kept.clear()
-        self._kept[key] = _KeptSums(state, sums, first_open - 1 if first_open else attempt.spans, settled)
-        return sums
+        through = first_open - 1 if first_open else attempt.spans
+        self._kept[key] = _KeptSums(state, sums, through, settled, telemetry, told)
+        return sums, told
 
 
 def summary_of(tape: TapeSource, rid: str) -> RolloutSummary | None:

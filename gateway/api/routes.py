@@ -19,7 +19,7 @@ from typing import get_args
 from aiohttp import web
 from pydantic import Field
 
-from penstock.gateway.api import changes, guard, openapi, releases, rollouts, runs, search, state, stats, tools
+from penstock.gateway.api import changes, guard, login, openapi, releases, rollouts, runs, search, state, stats, tools
 from penstock.gateway.api.guard import CONTROL, ApiError, Control, answer, query_of
 from penstock.gateway.api.openapi import EVENTS, HTML, OCTETS, TEXT, ApiRoute
 from penstock.gateway.api.operations import Ids, operate
@@ -300,6 +300,8 @@ def make_application(control: Control) -> web.Application:
     app[CONTROL] = control
     for route in ROUTES:
         app.router.add_route(route.method, route.path, _operated(route) if route.operation else route.handler)
+    app[login.LOGINS] = login.DeviceLogins()
+    app.router.add_route("*", f"{login.SCOPE}/{{path:.+}}", login.serve)
     for scope in (f"{{scope:none|{KEY}}}", "{kind}/{rid}/{aid}"):
         app.router.add_route("*", f"{guard.AGENT}{scope}/v1/{{signal}}", post_telemetry)
     app.on_response_prepare.append(guard.add_headers)

@@ -67,7 +67,7 @@ RewardSource = Literal["runner", "judge", "user", "agent", "rule"]
 """The source of a reward; `rule` is `reward_on_failure`."""
 
 
-COMPUTED: Final = ("cost", "unpriced", "reported")
+COMPUTED: Final = ("cost", "unpriced", "reported", "told")
 """Sums that the tape does not keep, because they are of the prices as they are now."""
 
 
@@ -103,6 +103,9 @@ class Totals(Noun):
     the cost is a lower bound."""
     reported: int = 0
     """Calls whose cost is what their provider says, and not what the list does."""
+    told: int = 0
+    """Model calls that only an agent's telemetry tells of: their tokens and costs are in these sums, they are not in
+    `calls`. Computed when it is read."""
 
     @model_validator(mode="after")
     def _unknown_is_not_zero(self) -> Self:

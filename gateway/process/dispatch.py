@@ -15,11 +15,14 @@ from html import escape
 from pathlib import Path
 from time import monotonic
 from typing import Final
+from urllib.parse import quote
 
 import msgspec
 
 from penstock.gateway.api import guard
 from penstock.gateway.api.guard import HEADERS
+from penstock.gateway.api.login import PATHS as LOGIN_PATHS
+from penstock.gateway.api.login import SCOPE as LOGIN_SCOPE
 from penstock.gateway.api.openapi import STYLE
 from penstock.gateway.api.operations import Operations
 from penstock.gateway.followers.otlp.signals import BASES, is_telemetry
@@ -120,6 +123,9 @@ class Dispatch:
             if agent_target(request, admitted) is not None:
                 raise ClientFault(400, "websocket", "telemetry is sent by POST: no WebSocket ends here", "upgrade")
             return admitted
+        if request.target.startswith(_LOGINS) and (target := self._login_target(client, request)) is not None:
+            (self._first or self.control).serve(client, request, target)
+            return None
         if is_control(request.target):
             plane = self.control if self._first is None or is_answered_locally(request.target) else self._first
             plane.serve(client, request)
@@ -137,6 +143,14 @@ class Dispatch:
         if request.head is not None and is_call_path(admitted.path):
             request.head.decision = admitted.decision
         return admitted
+
+    def _login_target(self, client: ClientConnection, request: HttpRequest) -> bytes | None:
+        """The control API's path for a request of Claude Code's gateway contract (`api.login`); None for any other."""
+        path, mark, query = request.target.decode("latin-1").partition("?")
+        if path not in LOGIN_PATHS:
+            return None
+        scope = LOGIN_SCOPE.format(scheme=self._mcp.servers.scheme, peer=quote(client.hints.peer or "-", safe=""))
+        return f"{scope}{path}{mark}{query}".encode("latin-1")
 
     def _enter(self, client: ClientConnection, request: HttpRequest) -> None:
         """Note the agent and the host of the calls that follow on a sidecar's connection."""
@@ -204,6 +218,7 @@ def _spoken(request: HttpRequest) -> Family:
 
 _READS = frozenset({"GET", "HEAD"})
 _AGENT_PATHS = frozenset({"/rewards", "/events", WRAPPED, *TELEMETRY, *BASES})
+_LOGINS = tuple(path.encode() for path in LOGIN_PATHS)
 _OWN_PATHS = (b"/healthz", b"/readyz")
 """Paths that each of several workers answers itself."""
 _PATHS = (b"/api", b"/metrics", *_OWN_PATHS)

@@ -131,9 +131,7 @@ class SpanOperations(AttemptRecords):
     def _without_secrets(self, entry: SpanEntry) -> SpanEntry:
         """A copy of a span as it may be kept; the original may still be read."""
         secrets, said = self._tape.secrets.for_call(), entry.attributes
-        kept: dict[str, Any] | None = (
-            None if said is None else secrets.json(redaction.attributes(said, by_name=entry.kind == "otel"))
-        )
+        kept: dict[str, Any] | None = None if said is None else secrets.json(redaction.attributes(said))
         name, error = secrets.texts((entry.name, entry.error))
         if secrets.span_attributes:
             kept = (kept or {}) | secrets.span_attributes

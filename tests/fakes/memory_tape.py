@@ -115,7 +115,8 @@ class MemoryTape:
         return self._rollouts.get(rid)
 
     def attempts(self, rid: str) -> list[Attempt]:
-        return list(self._attempts.get(rid, {}).values())
+        """Copies: who reads a tape may change what it has read."""
+        return [one.model_copy() for one in self._attempts.get(rid, {}).values()]
 
     def rollouts(self, before: int | None = None) -> Iterator[tuple[int, Rollout]]:
         numbered = list(enumerate(self._rollouts.values(), start=1))

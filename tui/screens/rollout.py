@@ -330,7 +330,7 @@ def cells(row: TreeRow) -> list[Text | str]:
             Text(clean(it.id), style="bold"),
             shown.status(it.status),
             took,
-            shown.sums(it.totals) if it.totals.calls else "",
+            shown.sums(it.totals) if it.totals.calls or it.totals.told else "",
             shown.cost(it.totals),
         ]
     number, *what = shown.label(span)

@@ -72,7 +72,7 @@ SLICE_S = 0.003
 """Seconds of work on items between two turns of the event loop."""
 MOST_REASONS = 10
 KEY = "key"
-"""The scope of a request that came with a key for calls, which opens nothing else."""
+"""The scope of a request that came with a key for calls: its telemetry goes to the sessions that it names."""
 _HOWTO = "send them to the rollout's address or with its token, or set the resource attribute penstock.rollout_id"
 _ENTRIES: dict[str, Callable[[Any, dict[str, Any], dict[str, Any]], SpanEntry]] = {
     TRACES.name: span_import.entry_of,
@@ -218,9 +218,8 @@ class _TelemetryRequest:
 
     def _place(self, entry: SpanEntry, item: TelemetryItem) -> None:
         if self._by_key:
-            raise ItemRejectedError(
-                "foreign", "a key for calls opens nothing else: telemetry needs an agent token, or none"
-            )
+            self._by_trace.append((entry, item))
+            return
         said = self._source.said or attempt_reference(entry.attributes or {})
         if isinstance(said, ItemRejectedError):
             raise said
@@ -248,7 +247,8 @@ class _TelemetryRequest:
     async def _place_by_trace(self) -> None:
         """Find attempts by the trace, or else by the session."""
         traces = {entry.trace_id for entry, _ in self._by_trace if entry.trace_id is not None}
-        known = await self._receiver.traces.find(traces)
+        # Who has a key for calls chooses trace ids and attributes, but may add nothing to rollouts that the queue made.
+        known = {} if self._by_key else await self._receiver.traces.find(traces)
         for entry, item in self._by_trace:
             name = known.get(entry.trace_id or "")
             if name is not None:
@@ -257,6 +257,8 @@ class _TelemetryRequest:
                 self._give(entry, rollout, self._attempt_of(rollout), "implicit")
             else:
                 why = f"their trace and their session belong to no rollout, or to several; {_HOWTO}"
+                if self._by_key:
+                    why = "with a key for calls, telemetry belongs to the session that it names, and they name none"
                 self._reject(ItemRejectedError("unjoined", why), item)
 
     async def keep(self) -> None:
@@ -267,7 +269,8 @@ class _TelemetryRequest:
         received["accepted",] += len(self._entries)
         for outcome, count in self.rejected.items():
             received[outcome,] += count
-        rewarding = [entry for entry in self._entries if self._signal is TRACES and has_reward(entry)]
+        rewards = self._signal is TRACES and not self._by_key
+        rewarding = [entry for entry in self._entries if rewards and has_reward(entry)]
         await asyncio.gather(*(self._reward(entry) for entry in rewarding))
 
     async def _reward(self, entry: SpanEntry) -> None:

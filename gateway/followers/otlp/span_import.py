@@ -25,7 +25,6 @@ from penstock.gateway.model.span import trace_id
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.traffic.calls.call_request import FIRST_ATTEMPT, AddressError, check_id, session_rollout
-from penstock.gateway.wire.http import redaction
 
 if TYPE_CHECKING:
     from opentelemetry.proto.common.v1 import common_pb2
@@ -200,8 +199,7 @@ def _is_number(value: Any) -> bool:
 
 # Log records. Coding agents log what they do: each record is an event with a name, such as `claude_code.user_prompt`,
 # `codex.tool_result` or `gemini_cli.tool_call`. Agents put the name in its own field, in the attribute `event.name`,
-# or in the body. Attributes are kept as those of spans are, and those whose name tells a secret are masked here: an
-# event of the control API has no such names.
+# or in the body. Attributes are kept as those of spans are.
 
 UNNAMED: Final = "log"
 """The name of a record without one: a line of a program's log."""
@@ -235,7 +233,7 @@ def log_entry_of(record: LogRecord, resource: dict[str, Any], scope: dict[str, A
     entry.trace_id = trace if is_trace_id(trace) else None
     # A span id without a trace id names no span.
     entry.parent_id = span if entry.trace_id is not None and is_span_id(span) else None
-    entry.attributes = redaction.attributes(attributes, by_name=True)
+    entry.attributes = attributes
     return entry
 
 

@@ -444,6 +444,30 @@ def budget_refusal(short: Sequence[BudgetShortfall], now: int, asked: TokenBound
     return made
 
 
+PERIODS: Final = {"1d": "daily", "24h": "daily", "7d": "weekly", MONTH: "monthly"}
+"""Claude Code's words for windows of budgets."""
+
+
+def unified_headers(short: Sequence[BudgetShortfall], now: int) -> Sequence[tuple[bytes, bytes]]:
+    """What Anthropic's clients are told of a budget that is used up until its window ends; none where it may have room
+    again at once, or never. With them Claude Code shows the refusal's message as it is."""
+    worst = max(short, key=lambda one: _wait(one, now))
+    if worst.window.ends_ns is None or not _PATIENCE_S < _wait(worst, now) < _NEVER:
+        return ()
+    budget, name, resets = (
+        worst.claim.limit.budget,
+        b"anthropic-ratelimit-unified-",
+        b"%d" % (worst.window.ends_ns // 10**9),
+    )
+    told = {
+        b"status": b"rejected", b"reset": resets, b"overage-reset": resets, b"overage-utilization": b"1",
+        b"overage-surpassed-threshold": b"1", b"overage-disabled-reason": b"org_spend_cap_reached",
+    }  # fmt: skip
+    told |= {b"overage-period": period.encode()} if (period := PERIODS.get(budget.window)) else {}
+    told |= {} if budget.per == "key" else {b"overage-scope": b"group_pool"}
+    return [(name + part, value) for part, value in told.items()]
+
+
 def unpriced(budget: Budget, model: str | None) -> Refusal:
     """The refusal of a call whose cost is unknown."""
     what = f"model {model!r} has no price" if model else "this request names no model, so it has no price"

@@ -42,6 +42,7 @@ from penstock.gateway.traffic.budgets.claims import (
     budgets_of,
     claims_of,
     known_model,
+    unified_headers,
     unread_claims,
     unread_of,
     uses_nothing,
@@ -63,6 +64,7 @@ from penstock.gateway.traffic.budgets.operations import (
 )
 from penstock.gateway.traffic.calls.call_record import CallRecord
 from penstock.gateway.traffic.calls.call_request import CallRequest
+from penstock.gateway.wire.dialects.family import ANTHROPIC
 from penstock.gateway.wire.http.request import Refusal
 
 _UNUSED: Final = BudgetCharge(0)
@@ -172,7 +174,11 @@ class Budgets:
         """The refusal of a call for which these budgets have no room."""
         for one in short:
             self._metrics.budget_refusals[(one.claim.limit.budget.name,)] += 1
-        return budget_refusal(short, self._now_ns(), bound_of(self._prompts, call, record))
+        now = self._now_ns()
+        made = budget_refusal(short, now, bound_of(self._prompts, call, record))
+        if call.dialect.family is ANTHROPIC:
+            made.headers = [*made.headers, *unified_headers(short, now)]
+        return made
 
     def recorded(self, record: CallRecord, kept: bool) -> None:
         """Called when the tape has the span of a call, or has lost it; frees its reservation in both cases."""

@@ -16,7 +16,7 @@ import struct
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 from urllib.parse import unquote
 
 from penstock.gateway.model.base import CALL, ID_PATTERN, Role
@@ -59,7 +59,15 @@ TOKEN_PREFIX = "pst_"
 KEY_PREFIX = "pst_key_"
 """Prefix of named keys, which are masked like agent tokens. No token begins so, because each begins with the highest
 bytes of its expiry, which are zero."""
+LOGIN_PREFIX = f"{KEY_PREFIX}login."
+"""Prefix of tokens that stand for a key for calls, after somebody has signed in a client with it (`api.login`). No key
+begins so, because keys have no dots."""
+LoginKind = Literal["access", "refresh"]
+"""A token that opens calls, or one by which a client gets another such token."""
 PURPOSE = b"penstock agent token 1\0"
+_LOGIN_PURPOSE: Final = b"penstock login 1\0"
+_HASH_BYTES: Final = 8
+"""Bytes of a key's hash in a login token: another key of the same name ends it."""
 _KEY_HEADERS = ("authorization", "x-api-key")
 _KEY_LENGTHS = frozenset(map(len, _KEY_HEADERS))
 EXPIRY = struct.Struct(">Q")
@@ -114,6 +122,7 @@ class Auth:
                 f"read key protects nothing; set {ADMIN_KEY} too, or unset {READ_KEY}"
             )
         self._named, self._callers = dict(named), dict(callers)
+        self._caller_hashes = {name: hashed for hashed, name in self._callers.items()}
         if self._named and admin_key is None:
             raise ValueError(
                 f"there are named keys and {ADMIN_KEY} is not set: without an admin key everybody may change "
@@ -128,6 +137,7 @@ class Auth:
         self.read_key = read_key
         # Made once: setting up the HMAC costs more than signing a name.
         self._mac = hmac.new(secret, PURPOSE, hashlib.sha256)
+        self._login_mac = hmac.new(secret, _LOGIN_PURPOSE, hashlib.sha256)
 
     @property
     def own_keys(self) -> tuple[str, ...]:
@@ -181,16 +191,57 @@ class Auth:
     def find_call_key(self, presented: Iterable[str]) -> str | None:
         """The name of a key among them that opens only calls; None if there is none."""
         keys = (key for key in presented if self._callers and key.startswith(KEY_PREFIX))
-        return next((name for key in keys if (name := self._callers.get(key_hash(key))) is not None), None)
+        return next((name for key in keys if (name := self._caller(key)) is not None), None)
 
     def verify_call_key(self, key: str) -> str:
         """The name of a named key that opens calls; raises `AuthError`."""
+        if key.startswith(LOGIN_PREFIX):
+            return self.login_key(key, "access", time.time())
         found, of_api = self._callers.get(key_hash(key)), self._named.get(key_hash(key))
         if found is not None:
             return found
         if of_api is not None:
             raise AuthError(f"the key {of_api.name!r} has the role {of_api.role!r}; calls need one with {CALL!r}")
         raise AuthError("this named key is not one of this gateway's")
+
+    def _caller(self, key: str) -> str | None:
+        try:
+            return self.verify_call_key(key)
+        except AuthError:
+            return None
+
+    def mint_login(self, name: str, kind: LoginKind, expires_s: int, now: float) -> str:
+        """Return a token that stands for the key for calls of this name; raises `AuthError` if there is none. `now`:
+        seconds since the epoch."""
+        payload = EXPIRY.pack(int(now) + expires_s) + kind[:1].encode() + self._short_hash(name) + name.encode()
+        return LOGIN_PREFIX + base64.urlsafe_b64encode(payload + self._sign_login(payload)).decode().rstrip("=")
+
+    def login_key(self, token: str, kind: LoginKind, now: float) -> str:
+        """The name of the key that a login token stands for; raises `AuthError`."""
+        blob = _blob(token.removeprefix(LOGIN_PREFIX)) if token.startswith(LOGIN_PREFIX) else b""
+        payload, signature = blob[:-32], blob[-32:]
+        at = EXPIRY.size + 1
+        if len(payload) <= at + _HASH_BYTES or not hmac.compare_digest(signature, self._sign_login(payload)):
+            raise AuthError("the login token is not one of this gateway's")
+        if payload[at - 1 : at] != kind[:1].encode():
+            raise AuthError(f"the login token is no {kind} token")
+        if now >= EXPIRY.unpack(payload[: EXPIRY.size])[0]:
+            raise AuthError("the login token has expired")
+        name = payload[at + _HASH_BYTES :].decode()
+        if payload[at : at + _HASH_BYTES] != self._short_hash(name):
+            raise AuthError(f"the login token stands for another key of the name {name!r} than the present one")
+        return name
+
+    def _short_hash(self, name: str) -> bytes:
+        hashed = self._caller_hashes.get(name)
+        if hashed is None:
+            raise AuthError(f"there is no key {name!r} any more")
+        return bytes.fromhex(hashed)[:_HASH_BYTES]
+
+    def _sign_login(self, payload: bytes) -> bytes:
+        mac = self._login_mac.copy()
+        mac.update(payload)
+        return mac.digest()
 
     def _sign(self, payload: bytes) -> bytes:
         mac = self._mac.copy()
@@ -224,11 +275,14 @@ def is_token(credential: str) -> bool:
 def _decode(token: str) -> bytes:
     if not is_token(token):
         raise AuthError(f"an agent token starts with {TOKEN_PREFIX}")
-    text = token.removeprefix(TOKEN_PREFIX)
+    return _blob(token.removeprefix(TOKEN_PREFIX))
+
+
+def _blob(text: str) -> bytes:
     try:
         return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
-        raise AuthError("the agent token is cut off or garbled") from None
+        raise AuthError("the token is cut off or garbled") from None
 
 
 def check_target(target: str) -> None:
@@ -399,8 +453,13 @@ class Admission:
             return CallCredential(self._auth.rollout_of(credential, time.time()), None)
         except AuthError as error:
             kind = "key NAME --role call" if credential.startswith(KEY_PREFIX) else "token"
-            message = f"{error}; make a new one with `penstock {kind}`"
-            raise ClientFault(401, "token", message, "authorization") from None
+            login = credential.startswith(LOGIN_PREFIX)
+            message = f"{error}; " + ("sign in again" if login else f"make a new one with `penstock {kind}`")
+            fault = ClientFault(401, "token", message, "authorization")
+            if login:
+                # Claude Code then asks to sign in at once; else it tries again for minutes.
+                fault.headers = [(b"x-should-retry", b"false")]
+            raise fault from None
 
 
 class CallCredential(NamedTuple):

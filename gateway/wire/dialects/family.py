@@ -104,6 +104,8 @@ class _Anthropic(Family):
 
     def error_body(self, status: int, message: str, kind: str | None = None, field: str | None = None) -> bytes:
         of = self.types.get(status, "invalid_request_error" if status < 500 else "api_error")
+        # Claude Code shows the message of such an error as it is.
+        of = "billing_error" if kind == "budget" else of
         return orjson.dumps({"type": "error", "error": {"type": of, "message": prefix_field(field, message)}})
 
 

@@ -1,11 +1,16 @@
 """Keeps secrets off the tape: in headers, URLs and attributes a value that carries a credential becomes `***`.
 
-By name, because a key's value looks like anything. A name is secret when one of its words is, however the words are put
-together (`x-api-key`, `access_token`, `clientSecret`, `auth[key]`); words that only count tokens
-(`x-ratelimit-remaining-tokens`) or identify a request or a session (`idempotency-key`, `x-session-id`) are not. And by
-shape, because a key may have any name: `sk-...`, `Bearer ...`, a JWT, an agent token. In a URL, a list of pairs
-(`baggage`) or JSON, the members are looked at one by one, also those of a URL inside another, which may be
-percent-encoded.
+By shape, because a key may have any name: `sk-...`, `Bearer ...`, a JWT, an agent token, a password in a URL. And by
+name, because a key's value looks like anything:
+
+* Headers and parameters of a URL are made for credentials. Such a name is secret when one of its words is, however the
+  words are put together (`x-api-key`, `access_token`, `clientSecret`, `auth[key]`); words that only count tokens
+  (`x-ratelimit-remaining-tokens`) or identify a request or a session (`idempotency-key`, `x-session-id`) are not.
+* Attributes of spans, logs and events are data. Such a name is secret only when it ends in the name of a credential
+  (`db.password`, `openai.api_key`); `messaging.kafka.message.key`, `prompt_token_ids` and `eos_token` stay.
+
+In a URL, a list of pairs (`baggage`) or JSON, the members are looked at one by one, also those of a URL inside another,
+which may be percent-encoded.
 
 Results for header lines are cached: a call has forty and most are always the same.
 """
@@ -15,7 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 from urllib.parse import unquote
 
 from penstock.gateway.model import span
@@ -32,6 +37,17 @@ _SECRET: Final = re.compile(
     r"|(x?api|x|ai|user|admin|session|access|auth|private|secret|shared|account|subscription|master|encryption|signing)?key"
     r"|(session|sess|sid)(?=]*$))($|[^a-z0-9])"
 )
+_CREDENTIAL: Final = re.compile(
+    r"(.*-)?([a-z]*authorization|cookie2?|[a-z]*password|passwd|pwd|passphrase|passcode|[a-z]*secret|credentials?|creds|jwt"
+    r"|((api|access|auth|private|secret|signing|encryption|master|account|subscription|virtual|ssh)-?keys?)"
+    r"|((api|access|auth|refresh|id|session|security|bearer|csrf|xsrf|bot|deploy|device|github|gitlab|oauth|hf)-?token))"
+)
+"""Matches the last part of an attribute's name, with hyphens between its words."""
+_TOKEN: Final = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9._~+/=-]{16,}")
+"""Matches the value of an attribute that is only named `token`, if that is a credential and no token of a text."""
+_HEADERS: Final = re.compile(r"(?:http|rpc(?:\.[a-z_]+)?)\.(?:request|response)\.(?:header|metadata)\.(.+)", re.DOTALL)
+"""Matches the name of an attribute that holds a header; the group is the header's name."""
+_NOT_WORDS: Final = re.compile(r"[^a-z0-9]+")
 _COUNTING: Final = re.compile(r"token-?[_.]?(count|type|usage|limit|budget)")
 """`llm.token_count.prompt`, `gen_ai.token.type`."""
 _SPACE: Final = re.compile(r"\s")
@@ -59,6 +75,8 @@ _STATED_ENDS: Final = {"": re.compile(r"[^\s,;&]*"), '"': re.compile(r'[^"]*'), 
 _USER: Final = re.compile(
     r"(?i)(\b[a-z][a-z0-9+.-]{0,20}(?::|%(?:25)*3a)(?:/|%(?:25)*2f){2})(?:(?!%(?:25)*2f)[^/?#\s])*(?:@|%(?:25)*40)"
 )
+_PASSWORD: Final = re.compile(r"(?i)(\b[a-z][a-z0-9+.-]{0,20}://[^/?#\s:@\"'<>]{0,256}:)[^/?#\s@\"'<>]{1,256}@")
+"""Matches user and password of a URL that stands in a text."""
 _ESCAPED: Final = r"(?<=%[0-9A-Fa-f][0-9A-Fa-f])|(?<=%25[0-9A-Fa-f][0-9A-Fa-f])"
 _START: Final = rf"(?:(?<![A-Za-z0-9])|{_ESCAPED})"
 _APART: Final = rf"(?:(?<![A-Za-z0-9_-])|{_ESCAPED})"
@@ -199,29 +217,52 @@ def parameters(path: str) -> list[str]:
     return [_decoded(path[found.end() : _end(path, found, "&#>")]) for found in _PAIR.finditer(path) if _hides(found)]
 
 
-def attributes(found: dict[str, Any], by_name: bool) -> dict[str, Any]:
-    """Attributes of a span with the secrets in their texts masked: by shape, in URLs and, if `by_name`, by name."""
-    return {name: _attribute(name, value, by_name) for name, value in found.items()}
+def attributes(found: dict[str, Any]) -> dict[str, Any]:
+    """Attributes of a span or an event with the secrets in their texts masked: by shape, in URLs, and by the names of
+    credentials."""
+    return {name: _attribute(name, value) for name, value in found.items()}
 
 
-def _attribute(name: str, value: Any, by_name: bool) -> Any:
+def _attribute(name: str, value: Any) -> Any:
     if isinstance(value, str):
-        return _MASK if by_name and value and is_secret(name) else _said(value)
+        return _MASK if value and _is_credential(name, value) else _said(value)
     if isinstance(value, dict):
-        return attributes(cast(dict[str, Any], value), by_name)
-    return [_attribute(name, item, by_name) for item in cast(list[Any], value)] if isinstance(value, list) else value
+        members = cast(dict[str, Any], value)
+        whole = _attribute_kind(name) == "secret"
+        return {own: _attribute(name if whole else own, item) for own, item in members.items()}
+    return [_attribute(name, item) for item in cast(list[Any], value)] if isinstance(value, list) else value
+
+
+def _is_credential(name: str, value: str) -> bool:
+    kind = _attribute_kind(name)
+    return kind == "secret" or (kind == "token" and _TOKEN.fullmatch(value) is not None)
+
+
+@lru_cache(4096)
+def _attribute_kind(name: str) -> Literal["secret", "token", "data"]:
+    """`token`: the value tells whether it is a credential or a token of a text."""
+    if header := _HEADERS.fullmatch(name):
+        return "secret" if is_secret(header[1]) else "data"
+    words = _NOT_WORDS.sub("-", _CAMEL.sub("-", name.rpartition(".")[2]).lower()).strip("-")
+    return "secret" if _CREDENTIAL.fullmatch(words) else "token" if words == "token" else "data"
 
 
 def _said(value: str) -> str:
     """A text that may be a URL, with secrets masked: by shape, and in a URL also by name."""
     if _HINT.search(value.lower()) is None:
         return value
-    return _mask_url(value) if "://" in value and not _SPACE.search(value) else _SHAPES.sub(_MASK, value)
+    if "://" in value:
+        if not _SPACE.search(value):
+            return _mask_url(value)
+        value = _PASSWORD.sub(rf"\1{_MASK}@", value)
+    return _SHAPES.sub(_MASK, value)
 
 
 def plain_text(text: str) -> str:
     """A text of any length and number of lines, in which only what has the shape of a secret is masked."""
-    return text if _HINT.search(text.lower()) is None else _SHAPES.sub(_MASK, text)
+    if _HINT.search(text.lower()) is None:
+        return text
+    return _SHAPES.sub(_MASK, _PASSWORD.sub(rf"\1{_MASK}@", text) if "://" in text else text)
 
 
 def _masked(name: bytes, value: bytes) -> bytes:

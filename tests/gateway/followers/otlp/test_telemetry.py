@@ -305,7 +305,9 @@ async def test_a_bad_resource_costs_what_is_its_own(rig: Rig, http: aiohttp.Clie
 NO_METRICS: dict[str, Any] = {"resourceMetrics": []}
 
 
-async def test_a_key_for_calls_keeps_no_telemetry_and_fails_no_exporter(rig: Rig, http: aiohttp.ClientSession) -> None:
+async def test_a_key_for_calls_adds_no_telemetry_to_a_rollout_and_fails_no_exporter(
+    rig: Rig, http: aiohttp.ClientSession
+) -> None:
     for name, body, told in (("logs", LOGS_BY_HAND, "6"), ("metrics", NO_METRICS, None)):
         url = f"{rig.base.url}{rig.path('/v1/' + name)}"
         status, answer = await ask(http, url, json.dumps(body).encode(), authorization=f"Bearer {KEY}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Callable
+from typing import Any
 from urllib.parse import quote
 from uuid import UUID
 
@@ -150,7 +152,7 @@ def test_what_looks_like_a_secret_never_survives(name: str, secret: str, place: 
     assert secret.encode() not in block
     assert block.startswith(name.encode() + b": ")
     assert secret not in redaction.url("/v1?to=" + encoded(place.format(secret), times))
-    assert secret not in str(redaction.attributes({name: {"a": [value]}}, by_name=True))
+    assert secret not in str(redaction.attributes({name: {"a": [value]}}))
 
 
 VALUES = st.text("abcXYZ019._~-", min_size=8, max_size=30).map(lambda text: "S3CRET" + text)
@@ -178,9 +180,8 @@ def test_what_has_a_secret_name_never_survives(name: str, secret: str, times: in
     header = inside[0], inside[1].encode()
     assert secret.encode() not in Redactor().block([header])
     assert secret not in redaction.url(f"https://h/v1?x=1&{encoded(name, times)}={secret}&to={nested}")
-    assert secret not in str(
-        redaction.attributes({name: secret, "url.full": f"https://h/?{name}={secret}"}, by_name=True)
-    )
+    held = {f"http.request.header.{name}": [secret], "url.full": f"https://h/?{name}={secret}"}
+    assert secret not in str(redaction.attributes(held))
 
 
 # fmt: off
@@ -219,8 +220,73 @@ def test_a_scheme_hides_what_follows_it(value: str) -> None:
 
 def test_what_was_said_survives_in_attributes() -> None:
     said = {"gen_ai.input.messages": "what? set key=1 & code=2, then api_key=x", "llm.token_count.prompt": "12", "n": 3}
-    assert redaction.attributes(said, by_name=True) == said
-    assert redaction.attributes({"key": "reward-1"}, by_name=False) == {"key": "reward-1"}
+    assert redaction.attributes(said) == said
+
+
+# fmt: off
+DATA = [
+    ("prompt_token_ids", ["1", "2"]), ("link.0.key_match", "span_id"), ("messaging.kafka.message.key", "order-4711-eu"),
+    ("idempotency_key", "8f14e45f-ceea-467f-a9c1-7c3b1f2d9e10"), ("eos_token", "<|end_of_text|>"), ("key", "reward-1"),
+    ("gen_ai.usage.input_tokens", "120"), ("gen_ai.usage.cache_read.input_tokens", 5), ("llm.token_count.prompt", 7),
+    ("gen_ai.token.type", "input"), ("gen_ai.token.modality", "text"), ("token", "Hello"), ("cache.key", "user:12:x"),
+    ("special_tokens", ["<|reserved_special_token_250|>"]), ("next_page_token", "CAUQAA"), ("signature", "EqQBCkYIBh"),
+    ("token", "<|reserved_special_token_250|>"), ("api_key_env", "OPENAI_API_KEY"), ("db.key", "id"), ("author", "Ann"),
+    ("k8s.secret.name", "openai"), ("auth.method", "bearer"), ("has_password", True), ("primaryKey", "customer_id"),
+    ("code", "print(1)"), ("session.id", "0f6b6c52-9a37-4b5d-9f6e-2f1a8f0a7a11"), ("pin", "A7"), ("sort_key", "name"),
+    ("http.request.header.x-ratelimit-remaining-tokens", ["99"]), ("url.full", "https://h/p?page=2"), ("pass", "yes"),
+    ("exception.message", "see https://h:8080/a and mail me@h"), ("llm.logit_bias", '{"50256": -100}'),
+]
+CREDENTIALS = [
+    "authorization", "Authorization", "proxy-authorization", "x-api-key", "X-API-Key", "api_key", "apikey", "cookie",
+    "openaiApiKey", "OPENAI_API_KEY", "llm.api_key", "password", "db.password", "userPassword", "client_secret",
+    "clientSecret", "webhook.secret", "access_token", "refreshToken", "id_token", "aws.session_token", "set-cookie",
+    "private_key", "aws_secret_access_key", "secretKey", "credentials", "x-auth-token", "bearer_token", "signing-key",
+    "http.request.header.x-vendor-key", "http.response.header.set-cookie", "rpc.grpc.request.metadata.x-token",
+    "passphrase", "github_token", "csrf-token", "http.request.header.authorization", "Ocp-Apim-Subscription-Key",
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("name", "value"), DATA)
+def test_data_of_attributes_stays(name: str, value: Any) -> None:
+    assert redaction.attributes({name: value, "in": {name: value}}) == {name: value, "in": {name: value}}
+
+
+FORMS: list[Callable[[str], Any]] = [
+    lambda text: text, lambda text: [text], lambda text: {"value": text}, lambda text: [{"a": [text], "n": 1}],
+]  # fmt: skip
+
+
+@given(
+    st.sampled_from(CREDENTIALS), st.text(min_size=1), st.sampled_from(["", "otel.", "a.b-c."]), st.sampled_from(FORMS)
+)
+def test_values_of_credentials_go(name: str, secret: str, before: str, form: Callable[[str], Any]) -> None:
+    """Whatever the value looks like, and however deep it is."""
+    name = name if "header." in name or "metadata." in name else before + name
+    assert redaction.attributes({"n": {name: form(secret)}}) == {"n": {name: form("***")}}
+
+
+@given(SHAPED, st.sampled_from(DATA), st.sampled_from(PLACES))
+def test_a_secret_under_a_name_of_data_goes(secret: str, kept: tuple[str, Any], place: str) -> None:
+    assert secret not in str(redaction.attributes({kept[0]: [place.format(secret)]}))
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("cannot reach postgres://me:pw%40d@db:5432/x, again", "cannot reach postgres://me:***@db:5432/x, again"),
+        ("('amqp://:pw@q/', 1)", "('amqp://:***@q/', 1)"),
+        ("at https://h:80/ or http://h/a:b@c", "at https://h:80/ or http://h/a:b@c"),
+    ],
+)
+def test_passwords_of_urls_in_texts_go(text: str, wanted: str) -> None:
+    assert redaction.plain_text(text) == redaction.attributes({"a": text})["a"] == wanted
+
+
+def test_a_long_token_under_its_bare_name_goes() -> None:
+    assert redaction.attributes({"token": "0a1b2c3d4e5f60718293", "x.token": "s3cr3tS3CR3Ts3cr3t"}) == {
+        "token": "***", "x.token": "***",
+    }  # fmt: skip
 
 
 @given(st.text(alphabet=st.characters(codec="latin-1"), max_size=60))
