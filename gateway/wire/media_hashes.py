@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 from penstock.gateway.wire.dialects.base import EVENT_STREAM
 from penstock.gateway.wire.dialects.json_scan import BodyFormatError, JsonNode, Path, plain, walk
 from penstock.gateway.wire.dialects.loose_json import is_bulky
-from penstock.gateway.wire.dialects.parts import MEDIA, MediaHash
+from penstock.gateway.wire.dialects.parts import MEDIA, MediaHash, media_type
 from penstock.gateway.wire.dialects.request_body import MULTIPART, form_fields
 from penstock.gateway.wire.dialects.sse import begins_event_stream
 
@@ -52,11 +52,6 @@ _AROUND: Final = frozenset(
     {"audio", "image", "video", "document", "inlineData", "inline_data", "input_audio", "source"}
 )
 """Members whose object holds media."""
-_BEGINNINGS: Final = (
-    (b"\x89PNG", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"GIF8", "image/gif"), (b"%PDF", "application/pdf"),
-    (b"ID3", "audio/mpeg"), (b"\xff\xfb", "audio/mpeg"), (b"\xff\xf3", "audio/mpeg"), (b"OggS", "audio/ogg"),
-    (b"fLaC", "audio/flac"), (b"\x1aE\xdf\xa3", "video/webm"),
-)  # fmt: skip
 
 
 class HashedBody(NamedTuple):
@@ -64,8 +59,8 @@ class HashedBody(NamedTuple):
 
     body: bytes
     """The same object if it has no media."""
-    count: int
-    """Number of media that were replaced."""
+    replaced: int
+    """Number of media that became hashes."""
 
 
 def hash_media(body: bytes, content_type: str = "application/json") -> HashedBody:
@@ -110,16 +105,8 @@ def _hash_of(pieces: Iterable[bytes], kind: str) -> bytes:
     for piece in pieces:
         begin, size = begin or piece[:12], size + len(piece)
         made.update(piece)
-    kind = kind if "/" in kind and kind not in _UNTOLD else _begins_like(begin) or kind
+    kind = kind if "/" in kind and kind not in _UNTOLD else media_type(begin) or kind
     return str(MediaHash(made.hexdigest(), size, kind or _UNTOLD[1])).encode()
-
-
-def _begins_like(begin: bytes) -> str | None:
-    if begin[:4] == b"RIFF":
-        return "image/webp" if begin[8:] == b"WEBP" else "audio/wav"
-    if begin[4:8] == b"ftyp":
-        return "audio/mp4" if begin[8:11] == b"M4A" else "video/mp4"
-    return next((kind for mark, kind in _BEGINNINGS if begin.startswith(mark)), None)
 
 
 # -- forms -------------------------------------------------------------------------------------------------------------

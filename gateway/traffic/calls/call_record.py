@@ -380,7 +380,8 @@ class CallRecord:
         entry.upstream = None if self.pool is None else self.pool.name
         entry.model_served, entry.response_id, entry.finish = facts.model_served, facts.response_id, facts.finish
         # An answer of the gateway's own has used no tokens.
-        usage = entry.usage = None if self.pool is None else facts.usage
+        refused = dialect.media and (self.http_status or 500) >= 400
+        usage = entry.usage = None if self.pool is None or refused else facts.usage
         if dialect.stateful or dialect.retrieves or dialect.unknown:
             self._look_for_answer(entry, request, response, facts)
         if entry.deferred is None and (usage is None or usage.input_tokens is None or usage.output_tokens is None):
@@ -421,7 +422,7 @@ class CallRecord:
         if lacks_token_counts(entry, dialect):
             whole = entry.status == "ok" and not self.truncated
             usage = entry.usage = usage_from_token_ids(entry.usage, response, self.stream, whole)
-            if lacks_counts(usage, dialect.generates):
+            if lacks_counts(usage, dialect.generates) and not dialect.media:
                 guess = estimate_usage(usage, request, response, dialect.answer_text_pattern(self.stream))
                 entry.estimate = [guess.input_tokens, guess.output_tokens]
 
@@ -471,12 +472,12 @@ class CallRecord:
         bodies, count = list[MaskedBody](), 0
         for one, kind in ((request, self._request_type), (response, self._response_type)):
             made = hash_media(one.plain, kind)
-            bodies.append(MaskedBody(made.body, made.body, True, one.problem) if made.count else one)
-            count += made.count
+            bodies.append(MaskedBody(made.body, made.body, True, one.problem) if made.replaced else one)
+            count += made.replaced
         for at, side in enumerate(sides):
             asked, told = hash_media(side.request_body), hash_media(side.response_body)
             sides[at] = side.model_copy(update={"request_body": asked.body, "response_body": told.body})
-            count += asked.count + told.count
+            count += asked.replaced + told.replaced
         if count:
             entry.attributes = {**(entry.attributes or {}), HASHED_MEDIA: count}
         return bodies[0], bodies[1], sides

@@ -22,6 +22,11 @@ HASHED: Final = b"penstock:media sha256="
 """The beginning of a `MediaHash`."""
 _HASH: Final = re.compile(r"penstock:media sha256=([0-9a-f]{64}) bytes=([0-9]{1,15}) type=([\w.+/-]{1,100})")
 _ODD: Final = re.compile(r"[^\w.+/-]", re.ASCII)
+_BEGINNINGS: Final = (
+    (b"\x89PNG", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"GIF8", "image/gif"), (b"%PDF", "application/pdf"),
+    (b"ID3", "audio/mpeg"), (b"\xff\xfb", "audio/mpeg"), (b"\xff\xf3", "audio/mpeg"), (b"OggS", "audio/ogg"),
+    (b"fLaC", "audio/flac"), (b"\x1aE\xdf\xa3", "video/webm"),
+)  # fmt: skip
 _THINKING = frozenset({"thinking", "reasoning", "reasoning.text", "reasoning.summary"})
 _THOUGHTS = ("text", "thinking", "summary", "content", "reasoning")
 """The fields in which servers put the text of reasoning."""
@@ -51,6 +56,15 @@ class MediaHash(NamedTuple):
         """The hash that a text is; None if it is none."""
         found = _HASH.fullmatch(text)
         return None if found is None else cls(found[1], int(found[2]), found[3])
+
+
+def media_type(begin: bytes) -> str | None:
+    """The type of media that begin with these bytes; None if they do not tell. 12 bytes are enough."""
+    if begin[:4] == b"RIFF":
+        return "image/webp" if begin[8:12] == b"WEBP" else "audio/wav"
+    if begin[4:8] == b"ftyp":
+        return "audio/mp4" if begin[8:11] == b"M4A" else "video/mp4"
+    return next((kind for mark, kind in _BEGINNINGS if begin.startswith(mark)), None)
 
 
 def flat_tools(offered: Any, schema: str) -> list[Tool]:

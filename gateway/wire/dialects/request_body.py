@@ -408,6 +408,7 @@ URLENCODED: Final = "application/x-www-form-urlencoded"
 UNCLEAR: Final = ("unclear",)
 """Stands for a value that is uncertain: a form names the field twice, or cannot be read."""
 _BOUNDARY: Final = re.compile(r';\s*boundary\s*=\s*(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
+_FIRST_LINE: Final = re.compile(rb'(?:\r?\n)?--([^\r\n"]{1,200}?)[ \t]*\r?\n')
 _DISPOSITION: Final = re.compile(rb"(?:^|\n)content-disposition:([^\r\n]*)", re.IGNORECASE)
 _TYPE: Final = re.compile(rb"(?:^|\n)content-type:[ \t]*([^\r\n;]*)", re.IGNORECASE)
 
@@ -443,6 +444,12 @@ class FormField(NamedTuple):
 
 def is_form(content_type: str) -> bool:
     return content_type.partition(";")[0].strip().lower() in (MULTIPART, URLENCODED)
+
+
+def form_type(body: bytes) -> str | None:
+    """The content type of a body that is a form with files, by its first line; None for any other body."""
+    found = _FIRST_LINE.match(body)
+    return None if found is None else f'{MULTIPART}; boundary="{found[1].decode("latin-1")}"'
 
 
 def peek_form(body: bytes, content_type: str) -> RequestFields:
