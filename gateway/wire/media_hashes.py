@@ -105,7 +105,7 @@ def _hash_of(pieces: Iterable[bytes], kind: str) -> bytes:
     for piece in pieces:
         begin, size = begin or piece[:12], size + len(piece)
         made.update(piece)
-    kind = kind if "/" in kind and kind not in _UNTOLD else media_type(begin) or kind
+    kind = media_type(begin, kind) or kind
     return str(MediaHash(made.hexdigest(), size, kind or _UNTOLD[1])).encode()
 
 

@@ -218,7 +218,7 @@ def _field(request: bytes, one: FormField) -> Any:
         return request[one.start : min(one.end, one.start + _LONGEST)].decode("utf-8", "replace")
     hashed = MediaHash.read(request[one.start : one.end].decode("latin-1")) if size <= _HASH else None
     begin = request[one.start : one.start + _BEGIN]
-    return _reference("request", hashed, size, media_type(begin) or one.kind) | (
+    return _reference("request", hashed, size, media_type(begin, one.kind)) | (
         {"file": one.file, "field": one.name} | ({} if hashed else {"at": [one.start, one.end]})
     )
 
@@ -260,7 +260,7 @@ def in_base64(body: str, data: str, path: str, kind: str | None = None) -> Json:
     """Media in base64, by reference. `path`: its place in the body's JSON."""
     hashed = MediaHash.read(data) if len(data) <= _HASH else None
     with contextlib.suppress(ValueError):
-        kind = media_type(binascii.a2b_base64(data[:_BEGIN])) or kind
+        kind = media_type(binascii.a2b_base64(data[:_BEGIN]), kind or "")
     return _reference(body, hashed, _decoded_size(data), kind) | ({} if hashed else {"path": path})
 
 

@@ -58,8 +58,11 @@ class MediaHash(NamedTuple):
         return None if found is None else cls(found[1], int(found[2]), found[3])
 
 
-def media_type(begin: bytes) -> str | None:
-    """The type of media that begin with these bytes; None if they do not tell. 12 bytes are enough."""
+def media_type(begin: bytes, told: str = "") -> str | None:
+    """The type of media: the one that is told, if that is a media type; else by their first 12 bytes; None if these do
+    not tell either."""
+    if "/" in told and not told.endswith("/octet-stream"):
+        return told
     if begin[:4] == b"RIFF":
         return "image/webp" if begin[8:12] == b"WEBP" else "audio/wav"
     if begin[4:8] == b"ftyp":
