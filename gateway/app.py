@@ -127,7 +127,7 @@ class Gateway:
         self.pools = {upstream.name: ConnectionPool(upstream, own, share) for upstream in config.upstreams()}
         own_keys = own_secrets(config.secrets())
         tally = MaskingCounts(self.metrics.masked, self.metrics.masking_failures)
-        self._redactor = Redactor(own_keys, masker(config.masking, own_keys, tally))
+        self._redactor = Redactor(own_keys, masker(config.masking, own_keys, tally), config.tape.media == "keep")
         self.questions = QuestionQueue()
         self._work = WorkerPeers(self._place)
         lock = None if taken is None else taken.lock

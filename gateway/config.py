@@ -107,6 +107,8 @@ class TapeSettings(Section):
     """Calls of a mode while the tape cannot be written: `pass` (counted as gaps) or `refuse` (503)."""
     keep_bytes: int | None = Field(default=None, gt=0)
     """Bytes that the tape may use; beyond, the oldest ended rollouts are forgotten. Without it the tape grows."""
+    media: Literal["keep", "hash"] = "keep"
+    """Sound, images and video in calls: `keep` their bytes, or only their SHA-256 (`hash`), size and type."""
 
     @field_validator("on_record_failure", mode="before")
     @classmethod

@@ -81,6 +81,8 @@ MASKING_FAILED: Final = "penstock.masking"
 not kept."""
 UNREAD: Final = "penstock.unread"
 """The content of the answer that was not read: its kind, by path of keys."""
+HASHED_MEDIA: Final = "penstock.media.hashed"
+"""Number of media in the call's bodies of which the tape has only a hash (`media = "hash"` of `[tape]`)."""
 QUEUE_MS: Final = "penstock.queue_ms"
 """Milliseconds for which the call waited for a place at its upstream or server of tools; absent if it did not."""
 
@@ -326,6 +328,7 @@ SPAN_FACTS: Final = (
         "queue_ms", "double", QUEUE_MS, "how long the call waited for a place; ms", unit="ms", filter=_OWN_NAME,
         otel=Attribute(QUEUE_MS), label="waited",
     ),
+    Fact("media_hashed", None, HASHED_MEDIA, otel=Attribute(HASHED_MEDIA), label="media as hashes"),
     Fact("for_release", "boolean", is_release_call, "it was made to try a release, by no agent", column="of_release"),
     Fact("uncounted", "boolean", None),
     Fact("reward", "double", _of_reward("value")),

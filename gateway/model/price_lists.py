@@ -2,8 +2,8 @@
 the file.
 
 A list is a file in Penstock's format, or LiteLLM's public JSON, whose keys are a kind of token with suffixes in any
-order (`input_cost_per_token_above_200k_tokens_priority`). Prices by pictures, seconds or pages are left out, and so are
-rows that repeat another row of the same model (`prices.lookup_names`).
+order (`input_cost_per_token_above_200k_tokens_priority`). Prices by pages or pixels, and of images by their size, are
+left out, and so are rows that repeat another row of the same model (`prices.lookup_names`).
 """
 
 from __future__ import annotations
@@ -34,6 +34,19 @@ _KINDS: Final = {
     "output_cost_per_audio_token": "output_audio",
     "output_cost_per_image_token": "output_image",
 }
+_UNITS: Final = {
+    "output_cost_per_second": "second",
+    "output_cost_per_video_per_second": "second",
+    "input_cost_per_second": "second",
+    "input_cost_per_character": "character",
+    "output_cost_per_image": "image",
+    "input_cost_per_image": "image",
+}
+"""The first of a unit that is not 0 counts: some entries have the price of a second as that of input, some as that of
+output, and some as both."""
+_MEDIA: Final = ("audio_transcription", "audio_speech", "image_generation", "image_edit", "video_generation")
+"""Modes of models that are billed by these units."""
+_SIZED: Final = re.compile(r"(?:^|/)\d+-x-\d+/")
 _KEY: Final = re.compile(rf"({'|'.join(_KINDS)})((?:_above_\d+hr|_above_\d+k?_tokens|_[a-z]+)*)")
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 _SUFFIX: Final = re.compile(r"_above_(\d+)hr|_above_(\d+)(k?)_tokens|_([a-z]+)")
@@ -137,9 +150,12 @@ def _price(name: str, fields: dict[str, Any]) -> Price | None:
             tier, above, kind = at
             rates.setdefault((tier, above), {})[kind] = _rate(name, key, value)
     _tiered(name, fields, rates)
-    own = rates.pop((None, None), {})
+    own, units = rates.pop((None, None), {}), _units(name, fields)
     if "input" in own and "output" not in own and fields.get("mode") in _ONE_SIDED:
         own["output"] = 0.0
+    if fields.get("mode") in _MEDIA and (units or "input" in own):
+        _ = own.setdefault("input", 0.0)
+        _ = own.setdefault("output", own.get("output_image", own.get("output_audio", 0.0)))
     if not {"input", "output"} <= own.keys():
         return None
     for of in (own, *rates.values()):
@@ -158,6 +174,7 @@ def _price(name: str, fields: dict[str, Any]) -> Price | None:
             "model": rest if rest and provider in _FIRST else name,
             "source": f"{LITELLM}: {fields.get('source') or fields.get('litellm_provider') or 'no source named'}"[:512],
             "rates": [{key: value for key, value in it.items() if value is not None} for it in special],
+            "units": units,
             "tools": _tools(name, fields),
             "factors": _factors(name, fields),
         }
@@ -210,6 +227,17 @@ def _tools(name: str, fields: dict[str, Any]) -> dict[str, float]:
     for key, kind in (("file_search_cost_per_1k_calls", "file_search"), ("input_cost_per_request", "call")):
         if fields.get(key):
             found[kind] = _rate(name, key, fields[key], 1e3 if kind == "call" else 1.0, math.inf)
+    return found
+
+
+def _units(name: str, fields: dict[str, Any]) -> dict[str, float]:
+    """Prices of a second, a character or an image. Those of images of one size, in entries of their own, are left
+    out."""
+    found: dict[str, float] = {}
+    if fields.get("mode") in _MEDIA and _SIZED.search(name) is None:
+        for key, unit in _UNITS.items():
+            if fields.get(key) and unit not in found:
+                found[unit] = _rate(name, key, fields[key], 1.0, math.inf)
     return found
 
 

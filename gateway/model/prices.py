@@ -14,12 +14,13 @@ from datetime import UTC, date, datetime
 from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
 from penstock.gateway.model.rollout import Totals
-from penstock.gateway.model.span import Span, SpanStatus, Usage
+from penstock.gateway.model.span import UNITS, Span, SpanStatus, Usage
 from penstock.gateway.model.toml import Section, read, validated
 
 BUILTIN: Final = Path(__file__).with_name("prices.toml")
@@ -29,6 +30,7 @@ _REMEMBERED: Final = 10_000
 _SAID: Final = 1_000
 _CALL: Final = "call"
 """The entry among tools for the cost of every call besides its tokens."""
+
 _AS: Final = {
     "input": "", "output": "", "cached": "input", "cache_write": "input", "cache_write_long": "cache_write",
     "reasoning": "output", "input_audio": "input", "input_image": "input", "cached_audio": "cached",
@@ -41,7 +43,8 @@ _MARKS: Final = {
     "audio": (b"audio", b"AUDIO"),
 }
 """Marks in a request that may be billed by more than text at the usual tier."""
-_BY: Final = b"2"
+_NO_UNITS: Final[Mapping[str, float]] = MappingProxyType({})
+_BY: Final = b"3"
 """The version of the computation: a new number makes indexes anew."""
 _AS_OF = re.compile(r"as_of *= *(\d{4}-\d\d-\d\d)")
 _log = logging.getLogger("penstock.prices")
@@ -100,6 +103,10 @@ class Price(Rates):
     """What tiers and long prompts cost."""
     tools: dict[str, float] = Field(default_factory=dict[str, float])
     """What a thousand runs of the provider's tools cost; `call`: what a thousand calls cost besides."""
+    units: dict[Literal["second", "character", "image"], float] = Field(
+        default_factory=dict[Literal["second", "character", "image"], float]
+    )
+    """What a second of sound or video, a spoken character, or an image costs, of calls whose answer has no tokens."""
     factors: dict[str, float] = Field(default_factory=dict[str, float])
     """What tokens cost more by the place (`us`) or the speed (`fast`) that served a call."""
 
@@ -108,10 +115,16 @@ class Price(Rates):
         missing = next((name for name in ("input", "output") if getattr(self, name) is None), None)
         if missing:
             raise ValueError(f"{self.model!r} has no price for {missing}: give it, 0 where it costs nothing")
-        wrong = next((name for of in (self.tools, self.factors) for name, it in of.items() if not 0 <= it < 1e6), None)
+        given: list[tuple[str, float]] = [*self.tools.items(), *self.factors.items(), *self.units.items()]
+        wrong = next((name for name, it in given if not 0 <= it < 1e6), None)
         if wrong:
             raise ValueError(f"{self.model!r} has a price or factor for {wrong!r} that is below 0 or above a million")
         return self
+
+    def unit_cost(self, units: Mapping[str, float]) -> float | None:
+        """The cost of a call that has no tokens; None if there is no price of its units."""
+        known = [self.units[it] * units[name] for name, it in UNITS.items() if name in units and it in self.units]
+        return sum(known) + self._run(None) if known else None
 
     def cost(self, tokens: TokenCounts) -> float:
         """The cost of these tokens and tools, without the parts of the call that have another price."""
@@ -138,10 +151,13 @@ class Price(Rates):
         )  # fmt: skip
         return millions / 1e6 * self._factor(billed.get("geo"), billed.get("speed")) + self._run(billed.get("calls"))
 
-    def most(self, prompt: int, answer: int, body: bytes) -> float:
+    def most(self, prompt: int, answer: int, body: bytes, units: Mapping[str, float] = MappingProxyType({})) -> float:
         """The highest cost of a call that asks for so many tokens, runs of tools apart. `body`: its request: tiers,
-        long storage and audio are reserved for where it names them."""
+        long storage and audio are reserved for where it names them. `units`: of a call with media the most seconds,
+        characters and images."""
         named = {name for name, marks in _MARKS.items() if any(mark in body for mark in marks)}
+        if units:
+            named.add("audio")
         some = [it for it in self.rates if (it.tier is None or "tier" in named) and (it.above or 0) <= prompt]
         found = [self._plain, *(self._resolved([it, self]) for it in some)]
         kinds = [name for name in _AS if "audio" not in name or "audio" in named]
@@ -150,7 +166,8 @@ class Price(Rates):
         read = max(rates[name] for rates in found for name in reads)
         made = max(rates[name] for rates in found for name in kinds if name not in reads and name != "cache_write_long")
         factor = max([1.0, *self.factors.values()]) if "tier" in named else 1.0
-        return (prompt * read + answer * made) / 1e6 * factor + self._run(None)
+        of_tokens = (prompt * read + answer * made) / 1e6 * factor + self._run(None)
+        return max(of_tokens, self.unit_cost(units) or 0.0) if units else of_tokens
 
     def _rates(self, tier: str | None, prompt: int) -> Mapping[str, float]:
         """The rates of a call: those of its tier and its length count first."""
@@ -222,6 +239,12 @@ class TokenCounts(NamedTuple):
         """The tokens of a usage; all None where there is none."""
         u = usage or Usage()
         return cls(u.input_tokens, u.output_tokens, u.cached_tokens, u.cache_write_tokens, u.reasoning_tokens, u.billed)
+
+    @property
+    def units(self) -> Mapping[str, float]:
+        """Seconds, characters and images of a call with media, if it has no tokens."""
+        billed = self.billed if self.input is None and self.output is None else None
+        return {name: billed[name] for name in UNITS if name in billed} if billed else _NO_UNITS
 
     @property
     def own_cost(self) -> float | None:
@@ -296,7 +319,7 @@ class Prices:
         if span.kind == "llm" and span.status != SpanStatus.OPEN:
             tokens = TokenCounts.of(span.usage)
             span.cost = self.cost(span.model_served, span.model, span.start_ns, tokens)
-            span.unpriced = span.cost is None and tokens[:2] != (None, None)
+            span.unpriced = span.cost is None and (tokens[:2] != (None, None) or bool(tokens.units))
 
     def add(self, totals: Totals, span: Span) -> None:
         """Set the cost of a span, and add it to sums."""
@@ -311,14 +334,17 @@ class Prices:
         requested one. None where nobody has counted its tokens, or where there is no price."""
         if tokens.own_cost is not None:
             return tokens.own_cost
-        if tokens.input is None and tokens.output is None:
+        units = tokens.units
+        if tokens.input is None and tokens.output is None and not units:
             return None
         price = self.price(served, start_ns)
         if price is None and not _succeeds(served, asked):
             price = self.price(asked, start_ns)
-        if price is None:
+        if price is None or (units and price.unit_cost(units) is None):
             self._miss(served or asked)
             return None
+        if units:
+            return price.unit_cost(units)
         if not (tokens.billed and tokens.billed.get("parts")):
             return price.cost(tokens)
         parts = list(tokens.parts())

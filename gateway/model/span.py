@@ -57,7 +57,12 @@ class Usage(Noun):
     """The part of `output_tokens` that was hidden reasoning."""
     billed: dict[str, Any] | None = None
     """What else a price needs, where the answer says it (docs/finding.md#costs): parts of the counts that have another
-    price, runs of the provider's tools, the tier that served it, the provider's own cost."""
+    price, runs of the provider's tools, the tier that served it, the provider's own cost; of calls with media their
+    `UNITS`."""
+
+
+UNITS: Final = {"seconds": "second", "characters": "character", "images": "image"}
+"""What calls with media use besides tokens, each with the name of its price."""
 
 
 class Estimate(Noun):

@@ -177,7 +177,7 @@ WRONG = {
     ],
     "tape": [
         "keep_bytes = 0", 'record = "sometimes"', "queue_bytes = 0", 'on_record_failure = { online = "drop" }',
-        'on_record_failure = { onlin = "pass" }', "on_record_failure = 1",
+        'on_record_failure = { onlin = "pass" }', "on_record_failure = 1", 'media = "drop"',
     ],
     "otlp": [
         'endpoint = "collector:4318"', 'endpoint = "http://collector:43180000"', "wait = 301",

@@ -140,7 +140,8 @@ def of_head(
     """Findings from a call's head. `recovered_refusals`: the result of the function of that name."""
     say = partial(finding, rollout=rollout, attempt=attempt.id, sequence=span.sequence)
     if not by_name(span.dialect).generates:
-        yield say("no_generation", f"{span.dialect}: no model answered")
+        what = "media, and no text of a conversation" if by_name(span.dialect).media else "no model answered"
+        yield say("no_generation", f"{span.dialect}: {what}")
         return
     if (span.attributes or {}).get(PREWARM):
         yield say("no_generation", "it asked for no answer, only that its beginning is read already")

@@ -24,6 +24,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from functools import lru_cache
 from math import ceil, isfinite
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
@@ -98,7 +99,8 @@ def claims_of(
             amount = min(MOST, asked.prompt + asked.answer_tokens)
         elif prices:
             answer = min(MOST, asked.answer_tokens)
-            amount = min(MOST, nanodollars(max(price.most(asked.prompt, answer, body) for price in prices)))
+            most = max(price.most(asked.prompt, answer, body, asked.units) for price in prices)
+            amount = min(MOST, nanodollars(most))
         elif budget.refuses_unknown:
             raise unpriced(budget, model)
         else:
@@ -121,6 +123,8 @@ def unread_claims(ones: Iterable[BudgetClaim], unread: UnreadCall) -> list[Budge
 
 def bound_of(prompts: PromptCounter, call: CallRequest, record: CallRecord) -> TokenBound:
     """Most tokens that the call may use."""
+    if (most := call.dialect.most(record.plain) if call.dialect.media else None) is not None:
+        return TokenBound(most.input_tokens or 0, most.output_tokens, 1, most.billed or {})
     conversation = (call.address.rollout, call.address.attempt)
     prompt = prompts.tokens(conversation, call.body)
     if record.body is not call.body and record.changed:
@@ -137,6 +141,9 @@ def unread_of(call: CallRequest, record: CallRecord) -> UnreadCall | None:
     if call.encoded_body is None and (call.decision is None or call.decision.packed):
         for low, _, value in record.request.headers:
             packed |= low == b"content-encoding" and value != b"identity"
+    if call.form and call.dialect.media:
+        read = not packed and call.model is not None
+        return None if read else unread_call(call.dialect, record.request.method, call.path)
     if call.peeked is None and call.dialect.uses_tokens and not packed:
         call.peeked = peek(call.body)
     if is_read(call.dialect, call.peeked, call.body, packed):
@@ -183,6 +190,8 @@ class TokenBound(NamedTuple):
     """None if the request sets no limit."""
     answers: int = 1
     """Number of answers that it asks for."""
+    units: Mapping[str, float] = MappingProxyType({})
+    """Most seconds, characters and images of a call with media."""
 
     @property
     def answer_tokens(self) -> int:

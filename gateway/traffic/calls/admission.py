@@ -356,7 +356,7 @@ class Admission:
         if admitted.dialect is not OPAQUE:
             _unpack(admitted, request)
         headers = {low: value for low, _, value in request.headers}
-        if admitted.dialect is OPAQUE:
+        if admitted.dialect is OPAQUE or admitted.dialect.media:
             admitted.form = _form(headers)
         admitted.baggage = _baggage(request)
         shown = self._verified(_credential(headers))
@@ -501,6 +501,7 @@ def _decide(request: HttpRequest) -> HeadDecision:
     dialect, form = find(request.method, below), ""
     if dialect is OPAQUE:
         check_path(below)
+    if dialect is OPAQUE or dialect.media:
         form = _form(headers)
     packed, credential = b"content-encoding" in headers, _credential(headers)
     noted = not NOTED.isdisjoint(headers)
@@ -526,7 +527,7 @@ def complete_request(request: HttpRequest, call: CallRequest) -> CallRequest:
     """Add the body and the baggage to a call that another worker has admitted."""
     call.body, call.baggage = request.body(), _baggage(request)
     _unpack(call, request)
-    if call.dialect is OPAQUE:
+    if call.dialect is OPAQUE or call.dialect.media:
         call.form = _form({low: value for low, _, value in request.headers})
     return call
 

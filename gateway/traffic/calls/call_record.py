@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from penstock.gateway.model import span
 from penstock.gateway.model.base import CALLS, SpanKind
-from penstock.gateway.model.facts import AMBIGUOUS, BACKGROUND, CAPTURED, UNREAD
+from penstock.gateway.model.facts import AMBIGUOUS, BACKGROUND, CAPTURED, HASHED_MEDIA, UNREAD
 from penstock.gateway.model.known_secrets import NO_SECRETS, BodyContext
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.settings import LogSettings
@@ -56,6 +56,7 @@ from penstock.gateway.wire.http.log import moment
 from penstock.gateway.wire.http.redaction import Redactor, plain_text
 from penstock.gateway.wire.http.redaction import url as redact_url
 from penstock.gateway.wire.http.request import HttpRequest
+from penstock.gateway.wire.media_hashes import hash_media
 
 _log = logging.getLogger("penstock.recorder")
 NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -311,6 +312,8 @@ class CallRecord:
             entry.model, entry.model_served, entry.response_id, entry.finish = shown[3:]
         if entry.attributes and (secrets.notes or secrets.values):
             entry.attributes = secrets.json(entry.attributes)
+        if not self._redactor.media:
+            request, response, sides = self._without_media(entry, request, response, sides)
         entry.body = self._bytes(request, response, sides)
         if secrets.notes and secrets.span_attributes:
             entry.attributes = {**(entry.attributes or {}), **secrets.span_attributes}
@@ -344,8 +347,8 @@ class CallRecord:
         bodies are encoded."""
         secrets = self._secrets
         asked, told = b"" if self.changed else b",".join(self._encodings), self.encoding or b""
-        sent = BodyContext(_content_type([(low, value) for low, _, value in self.request.headers]))
-        came = BodyContext(_content_type(header_fields(self.response_head)), answer=True, cut=self.truncated)
+        sent = BodyContext(self._request_type)
+        came = BodyContext(self._response_type, answer=True, cut=self.truncated)
         request = mask_recorded_body(secrets, self.body, asked.decode("latin-1"), about=sent)
         response = mask_recorded_body(secrets, answer, told.decode("latin-1"), about=came)
         sides = [self._side(side) for side in self.sides]
@@ -378,7 +381,8 @@ class CallRecord:
         entry.upstream = None if self.pool is None else self.pool.name
         entry.model_served, entry.response_id, entry.finish = facts.model_served, facts.response_id, facts.finish
         # An answer of the gateway's own has used no tokens.
-        usage = entry.usage = None if self.pool is None else facts.usage
+        refused = dialect.media and (self.http_status or 500) >= 400
+        usage = entry.usage = None if self.pool is None or refused else facts.usage
         if dialect.stateful or dialect.retrieves or dialect.unknown:
             self._look_for_answer(entry, request, response, facts)
         if entry.deferred is None and (usage is None or usage.input_tokens is None or usage.output_tokens is None):
@@ -422,7 +426,7 @@ class CallRecord:
             usage = entry.usage
             if TOKEN_IDS in brief:
                 usage = entry.usage = usage_from_token_ids(usage, response, self.stream, whole)
-            if lacks_counts(usage, dialect.generates):
+            if lacks_counts(usage, dialect.generates) and not dialect.media:
                 guess = estimate_usage(usage, request, brief, dialect.answer_text_pattern(self.stream), left_out)
                 entry.estimate = [guess.input_tokens, guess.output_tokens]
 
@@ -464,6 +468,31 @@ class CallRecord:
             trailers = secrets.block(trailers) if trailers else trailers
         marks = rescaled(self.marks, len(response.body)) if response.decoded else list(self.marks)
         return StoredBody(url, sent, request.body, came, response.body, trailers, marks, sides)
+
+    def _without_media(
+        self, entry: SpanEntry, request: MaskedBody, response: MaskedBody, sides: list[Side]
+    ) -> tuple[MaskedBody, MaskedBody, list[Side]]:
+        """The bodies with hashes in place of media, whose number the span has."""
+        bodies, count = list[MaskedBody](), 0
+        for one, kind in ((request, self._request_type), (response, self._response_type)):
+            made = hash_media(one.plain, kind)
+            bodies.append(MaskedBody(made.body, made.body, True, one.problem) if made.replaced else one)
+            count += made.replaced
+        for at, side in enumerate(sides):
+            asked, told = hash_media(side.request_body), hash_media(side.response_body)
+            sides[at] = side.model_copy(update={"request_body": asked.body, "response_body": told.body})
+            count += asked.replaced + told.replaced
+        if count:
+            entry.attributes = {**(entry.attributes or {}), HASHED_MEDIA: count}
+        return bodies[0], bodies[1], sides
+
+    @property
+    def _request_type(self) -> str:
+        return _content_type([(low, value) for low, _, value in self.request.headers])
+
+    @property
+    def _response_type(self) -> str:
+        return _content_type(header_fields(self.response_head))
 
     def _side(self, side: Side) -> Side:
         hide = self._secrets.body

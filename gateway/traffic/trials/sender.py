@@ -48,6 +48,7 @@ from penstock.gateway.wire.dialects import candidate_families
 from penstock.gateway.wire.dialects.base import EVENT_STREAM, Dialect
 from penstock.gateway.wire.dialects.family import Family
 from penstock.gateway.wire.dialects.loose_json import loads, obj
+from penstock.gateway.wire.dialects.parts import HASHED
 from penstock.gateway.wire.dialects.websocket_messages import ClientMessageKind
 from penstock.gateway.wire.http.redaction import Redactor
 from penstock.gateway.wire.http.redaction import url as redact_url
@@ -350,6 +351,8 @@ def unrepeatable(dialect: Dialect, body: bytes) -> str | None:
     asked = obj(loads(body))
     if not asked:
         return "its request is no JSON object"
+    if HASHED in body:
+        return 'the tape has only hashes of its media (media = "hash" of [tape])'
     if dialect.read_client_message(body).kind is not ClientMessageKind.OTHER:
         return "it was asked on a WebSocket, whose earlier answers it goes on from"
     for name in _SERVER_FIELDS:

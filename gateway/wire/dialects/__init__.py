@@ -25,6 +25,7 @@ from penstock.gateway.wire.dialects.family import (
 )
 from penstock.gateway.wire.dialects.gemini import GeminiCountDialect, GeminiDialect, GeminiEmbeddingsDialect
 from penstock.gateway.wire.dialects.mcp import McpDialect
+from penstock.gateway.wire.dialects.media import ImagesDialect, SpeechDialect, TranscriptionDialect, VideosDialect
 from penstock.gateway.wire.dialects.messages import CountTokensDialect, MessagesDialect
 from penstock.gateway.wire.dialects.opaque import EmbeddingsDialect, ModelsDialect, OpaqueDialect
 from penstock.gateway.wire.dialects.responses import ID, ResponsesDialect, RetrievalDialect
@@ -42,6 +43,10 @@ DIALECTS: tuple[Dialect, ...] = (
     GeminiCountDialect(),
     GeminiEmbeddingsDialect(),
     ConverseDialect(),
+    TranscriptionDialect(),
+    SpeechDialect(),
+    ImagesDialect(),
+    VideosDialect(),
     ModelsDialect(),
     RetrievalDialect("retrieval", ResponsesDialect(), f"(?:/openai)?(?:/v1)?/responses/{ID}"),
     McpDialect(),

@@ -132,6 +132,8 @@ class Dialect(ABC):
     """True if a model generates the answer, which can then be compared with another."""
     uses_tokens: bool = False
     """True if calls use tokens up: those that generate, and embeddings, which use input tokens only."""
+    media: bool = False
+    """True if requests or answers are media, whose length tells no number of tokens (`most`). Requests may be forms."""
     peeks: bool = True
     """True if `model` and `facts` need some fields of the body, which are then read once for both."""
     retrieves: bool = False
@@ -216,6 +218,10 @@ class Dialect(ABC):
     def is_prewarm(self, request: bytes) -> bool:
         """True if a request wants no answer, and only has the provider read its beginning in advance."""
         return False
+
+    def most(self, request: bytes) -> Usage | None:
+        """The most that a call may use, by its request; None where that follows from the request's length."""
+        return None
 
     def is_complete(self, response: bytes) -> bool:
         """True when a stream has sent its last event: its client may leave without waiting for the end of the body, as

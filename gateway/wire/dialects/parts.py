@@ -4,8 +4,9 @@ message and its fingerprint, and the sampling parameters.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -17,6 +18,15 @@ MEDIA = frozenset(
     {"image_url", "input_image", "image_file", "input_audio", "audio_url", "video_url", "input_video", "input_file"}
     | {"audio", "file", "image", "document", "search_result", "video"}
 )
+HASHED: Final = b"penstock:media sha256="
+"""The beginning of a `MediaHash`."""
+_HASH: Final = re.compile(r"penstock:media sha256=([0-9a-f]{64}) bytes=([0-9]{1,15}) type=([\w.+/-]{1,100})")
+_ODD: Final = re.compile(r"[^\w.+/-]", re.ASCII)
+_BEGINNINGS: Final = (
+    (b"\x89PNG", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"GIF8", "image/gif"), (b"%PDF", "application/pdf"),
+    (b"ID3", "audio/mpeg"), (b"\xff\xfb", "audio/mpeg"), (b"\xff\xf3", "audio/mpeg"), (b"OggS", "audio/ogg"),
+    (b"fLaC", "audio/flac"), (b"\x1aE\xdf\xa3", "video/webm"),
+)  # fmt: skip
 _THINKING = frozenset({"thinking", "reasoning", "reasoning.text", "reasoning.summary"})
 _THOUGHTS = ("text", "thinking", "summary", "content", "reasoning")
 """The fields in which servers put the text of reasoning."""
@@ -25,6 +35,39 @@ _PIECES = {"text": "text", "thinking": "thinking", "reasoning": "text"} | {
 }  # fmt: skip
 """Types of parts that a stream sends in pieces, and the field that the pieces continue."""
 _SAYING = ("system", "developer", "user", "assistant")
+
+
+class MediaHash(NamedTuple):
+    """Stands on the tape for the bytes of media that it does not hold (`wire.media_hashes`)."""
+
+    sha256: str
+    """64 hexadecimal digits."""
+    bytes: int
+    """Size of the media."""
+    type: str
+    """Media type, such as audio/wav."""
+
+    def __str__(self) -> str:
+        kind = _ODD.sub("", self.type)[:100] or "application/octet-stream"
+        return f"penstock:media sha256={self.sha256} bytes={self.bytes} type={kind}"
+
+    @classmethod
+    def read(cls, text: str) -> MediaHash | None:
+        """The hash that a text is; None if it is none."""
+        found = _HASH.fullmatch(text)
+        return None if found is None else cls(found[1], int(found[2]), found[3])
+
+
+def media_type(begin: bytes, told: str = "") -> str | None:
+    """The type of media: the one that is told, if that is a media type; else by their first 12 bytes; None if these do
+    not tell either."""
+    if "/" in told and not told.endswith("/octet-stream"):
+        return told
+    if begin[:4] == b"RIFF":
+        return "image/webp" if begin[8:12] == b"WEBP" else "audio/wav"
+    if begin[4:8] == b"ftyp":
+        return "audio/mp4" if begin[8:11] == b"M4A" else "video/mp4"
+    return next((kind for mark, kind in _BEGINNINGS if begin.startswith(mark)), None)
 
 
 def flat_tools(offered: Any, schema: str) -> list[Tool]:

@@ -408,11 +408,19 @@ URLENCODED: Final = "application/x-www-form-urlencoded"
 UNCLEAR: Final = ("unclear",)
 """Stands for a value that is uncertain: a form names the field twice, or cannot be read."""
 _BOUNDARY: Final = re.compile(r';\s*boundary\s*=\s*(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
+_FIRST_LINE: Final = re.compile(rb'(?:\r?\n)?--([^\r\n"]{1,200}?)[ \t]*\r?\n')
 _DISPOSITION: Final = re.compile(rb"(?:^|\n)content-disposition:([^\r\n]*)", re.IGNORECASE)
-_NAME: Final = re.compile(
-    rb'(?:[^";]|"(?:[^"\\]|\\.)*"|;(?!\s*name\s*=))*;\s*name\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]+))', re.IGNORECASE
-)
-"""The name of a part. What is in the quotes of a file's name is no parameter."""
+_TYPE: Final = re.compile(rb"(?:^|\n)content-type:[ \t]*([^\r\n;]*)", re.IGNORECASE)
+
+
+def _parameter(name: bytes) -> re.Pattern[bytes]:
+    """Matches a parameter of a part. What is in the quotes of another one is none."""
+    other = rb'(?:[^";]|"(?:[^"\\]|\\.)*"|;(?!\s*%b\s*=))*' % name
+    return re.compile(other + rb';\s*%b\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]+))' % name, re.IGNORECASE)
+
+
+_NAME: Final = _parameter(b"name")
+_FILE: Final = _parameter(rb"filename\*?")
 _AFTER: Final = re.compile(rb"(--)|[ \t]*\r?\n")
 _HEADERS_END: Final = re.compile(rb"\r?\n\r?\n|\A\r?\n")
 _HEADERS: Final = 16 << 10
@@ -428,10 +436,20 @@ class FormField(NamedTuple):
     name: str
     start: int
     end: int
+    kind: str = ""
+    """The content type of a part, in lower case and without parameters; empty if it has none."""
+    file: str | None = None
+    """The name of the file that a part is; None if it is none."""
 
 
 def is_form(content_type: str) -> bool:
     return content_type.partition(";")[0].strip().lower() in (MULTIPART, URLENCODED)
+
+
+def form_type(body: bytes) -> str | None:
+    """The content type of a body that is a form with files, by its first line; None for any other body."""
+    found = _FIRST_LINE.match(body)
+    return None if found is None else f'{MULTIPART}; boundary="{found[1].decode("latin-1")}"'
 
 
 def peek_form(body: bytes, content_type: str) -> RequestFields:
@@ -496,7 +514,7 @@ def _parts(body: bytes, content_type: str) -> Iterator[FormField]:
         if head is None:
             raise ValueError("the headers of a part do not end")
         end, at = _next(body, mark, head.end())
-        yield FormField(_named(body[after.end() : head.start()]), head.end(), end)
+        yield _field(body[after.end() : head.start()], head.end(), end)
     raise ValueError("it has too many parts")
 
 
@@ -509,14 +527,20 @@ def _next(body: bytes, mark: bytes, at: int) -> tuple[int, int]:
     raise ValueError("the form ends early")
 
 
-def _named(head: bytes) -> str:
-    disposition = _DISPOSITION.search(head)
-    name = None if disposition is None else _NAME.match(disposition[1])
-    if name is None:
-        if disposition is not None and b'"' in disposition[1]:
-            raise ValueError("the name of a part cannot be read")
-        return ""
-    said = name[2] if name[1] is None else re.sub(rb"\\(.)", rb"\1", name[1])
+def _field(head: bytes, start: int, end: int) -> FormField:
+    disposition, kind = _DISPOSITION.search(head), _TYPE.search(head)
+    said = b"" if disposition is None else disposition[1]
+    name, file = _NAME.match(said), _FILE.match(said)
+    if name is None and b'"' in said:
+        raise ValueError("the name of a part cannot be read")
+    told = "" if kind is None else kind[1].decode("latin-1").strip().lower()
+    return FormField(_unquoted(name) or "", start, end, told, _unquoted(file))
+
+
+def _unquoted(found: re.Match[bytes] | None) -> str | None:
+    if found is None:
+        return None
+    said = found[2] if found[1] is None else re.sub(rb"\\(.)", rb"\1", found[1])
     return said.decode("utf-8", "replace")
 
 

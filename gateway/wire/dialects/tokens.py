@@ -13,6 +13,7 @@ The other facts for a price are `Usage.billed`, which most answers do not have:
     cost          what the provider itself says it costs, in US dollars
     cache_write_long                                   of the tokens written to a cache, those that are kept longer
     input_audio, input_image, output_audio, output_image, cached_audio, cached_image       of tokens, those of media
+    seconds, characters, images                        of calls with media: heard or made, spoken, made
     calls         how often a tool of the provider's ran, by its name
     parts         (model, input, output, cached, cache write, long cache write) of what ran within the call
 """
@@ -22,14 +23,14 @@ from __future__ import annotations
 import math
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 import msgspec
 
-from penstock.gateway.model.span import Estimate, Usage
+from penstock.gateway.model.span import UNITS, Estimate, Usage
 from penstock.gateway.wire.dialects.base import STRING, Dialect
 from penstock.gateway.wire.dialects.loose_json import MOST_TOKENS, Json, arr, count, label, loads, obj, objs, text
 from penstock.gateway.wire.dialects.sse import chunks
@@ -194,6 +195,40 @@ def embeddings_usage(answer: Json) -> Usage | None:
     if usage is None or usage.input_tokens is not None:
         return usage
     return usage.model_copy(update={"input_tokens": quantity(obj(answer.get("usage")).get("total_tokens"))})
+
+
+def media_usage(answer: Json, counted: Mapping[str, float], made: str = "") -> Usage | None:
+    """Usage of calls with media: tokens, and in `billed` seconds, characters or images. `counted`: the units that
+    follow from the call itself; `made`: what all of its output is, `audio` or `image`, where the answer does not
+    say."""
+    fields, usage = obj(answer.get("usage")), openai_usage(answer) if answer.get("usage") else None
+    usage = usage or Usage()
+    seconds = number(fields.get("seconds"))
+    if seconds is None and usage.input_tokens is None:
+        seconds = number(answer.get("duration"))
+    units = {name: it for name, it in ({"seconds": seconds} | dict(counted)).items() if it}
+    if made and usage.output_tokens and not fields.get("output_tokens_details"):
+        units[f"output_{made}"] = usage.output_tokens
+    billed = (usage.billed or {}) | units
+    usage = usage.model_copy(update={"billed": billed or None})
+    if drawn := obj(answer.get("svg_usage")):
+        usage = _with_svg(usage, drawn)
+    return None if usage == Usage() else usage
+
+
+def _with_svg(usage: Usage, drawn: Json) -> Usage:
+    """Usage with the tokens of the model that wrote an SVG, which its provider counts apart."""
+    made = openai_usage({"usage": drawn}) or Usage()
+    part = [label(drawn.get("model")), made.input_tokens, made.output_tokens, None, None, None]
+    sums = {name: _total((getattr(usage, name), getattr(made, name))) for name in ("input_tokens", "output_tokens")}
+    return usage.model_copy(update=sums | {"billed": (usage.billed or {}) | {"parts": [part]}})
+
+
+def number(value: Any) -> float | None:
+    """A number from 0 on, also as a string; None for any other value."""
+    if isinstance(value, str) and _NUMBER.fullmatch(value):
+        value = float(value)
+    return _money(value)
 
 
 def _some(fields: Json, *names: str) -> Any:
@@ -661,7 +696,9 @@ def lacks_token_counts(call: CountableCall, dialect: Dialect) -> bool:
         return False
     refused = (call.http_status or 0) >= 400 or call.error == "error_body"
     used = call.upstream is not None and call.status != "open" and not refused
-    return used and call.kind == "llm" and dialect.uses_tokens and lacks_counts(usage, dialect.generates)
+    counted = usage is not None and usage.billed is not None and not UNITS.keys().isdisjoint(usage.billed)
+    lacks = not (dialect.media and counted) and lacks_counts(usage, dialect.generates)
+    return used and call.kind == "llm" and dialect.uses_tokens and lacks
 
 
 def lacks_counts(usage: Usage | None, output: bool = True) -> bool:

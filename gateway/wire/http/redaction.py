@@ -141,11 +141,12 @@ class _HeaderLines(dict[bytes, bytes]):
 class Redactor:
     """Composes header blocks without secrets."""
 
-    __slots__ = ("_lines", "own", "tape")
+    __slots__ = ("_lines", "media", "own", "tape")
 
-    def __init__(self, own: Secrets = NO_SECRETS, tape: Secrets | None = None) -> None:
-        """`own`: the gateway's own keys; `tape`: the values that the tape may not have, if these are more."""
-        self.own = own
+    def __init__(self, own: Secrets = NO_SECRETS, tape: Secrets | None = None, media: bool = True) -> None:
+        """`own`: the gateway's own keys; `tape`: the values that the tape may not have, if these are more; `media`:
+        True if the tape may have the bytes of media."""
+        self.own, self.media = own, media
         self.tape = own if tape is None else tape
         self._lines = _HeaderLines()
 

@@ -1,7 +1,10 @@
 """Applies rules to one body by its format, which follows from its content type and from its beginning:
 
 * JSON, JSON lines and streams of events (SSE, frames of AWS) are searched value by value;
-* forms (`application/x-www-form-urlencoded`) are searched as sent and decoded, other text with and without escapes;
+* forms with files (`multipart/form-data`) are searched part by part, each by its own content type; a path may begin
+  with a field's name;
+* other forms (`application/x-www-form-urlencoded`) are searched as sent and decoded, other text with and without
+  escapes;
 * images, sound, archives and the like, which no rule can read, are kept if their content type says so;
 * to anything else rules cannot be applied.
 
@@ -31,6 +34,7 @@ from penstock.gateway.wire.dialects.json_scan import (
     walk,
 )
 from penstock.gateway.wire.dialects.loose_json import replace_surrogate_bytes
+from penstock.gateway.wire.dialects.request_body import MULTIPART, form_fields
 from penstock.gateway.wire.dialects.sse import begins_event_stream
 from penstock.gateway.wire.masking.streams import (
     ChannelTable,
@@ -111,6 +115,9 @@ class MaskingResult:
 def mask_body(root: BodyText, looking: BodySearch, about: BodyContext) -> None:
     """Masks the rules' finds in a body; raises `MaskingError` and `BodyFormatError`."""
     kind = _kind(about)
+    if kind == MULTIPART:
+        _parts(root, looking, about)
+        return
     if kind != _AWS and b"\xed" in root.data:
         root.read_as(replace_surrogate_bytes(root.data))
     body = root.data
@@ -245,6 +252,26 @@ def _nothing_joined(looking: BodySearch, datas: Sequence[MaskableText]) -> bool:
     time."""
     joined = joined_texts(one.data for one in datas)
     return joined is not None and all(candidate_rules(looking.rules, text, looking.clock).is_empty for text in joined)
+
+
+def _parts(root: BodyText, looking: BodySearch, about: BodyContext) -> None:
+    try:
+        fields = list(form_fields(root.data, about.content_type))
+    except ValueError as error:
+        raise MaskingError(f"{looking.rules.first}: the form cannot be read: {error}") from None
+    at = 0
+    for one in fields:
+        # The names of fields and files are text too.
+        looking.mask_patterns(TextSlice(root, at, one.start))
+        part, at = TextSlice(root, one.start, one.end), one.end
+        rule = next((name for name, paths in looking.rules.paths if paths.lead_to((one.name,))), None)
+        if rule is not None:
+            if part.write(0, len(part.data)):
+                looking.notes.add(rule)
+        elif _is_text(part.data, BodyContext(one.kind)):
+            _ = looking.search_text(part, (one.name,))
+        elif _OPAQUE.match(one.kind) is None:
+            raise MaskingError(f"{looking.rules.first}: part {one.name!r} of the form is no UTF-8, and no media")
 
 
 def _plain(root: BodyText, looking: BodySearch, kind: str) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.model import price_lists
+from penstock.gateway.model.price_lists import render_toml
 from penstock.gateway.model.prices import (
     BUILTIN,
     ModelPattern,
@@ -22,6 +23,7 @@ from penstock.gateway.model.prices import (
     TokenCounts,
     lookup_names,
 )
+from penstock.gateway.model.span import UNITS, Span, Usage
 from penstock.gateway.model.toml import ConfigError
 
 ROW = '[[price]]\nmodel = "{}"\nsince = {}\ninput = {}\noutput = {}\n'
@@ -324,12 +326,49 @@ def test_tools_of_a_provider_have_prices_that_litellms_list_does_not_have(tmp_pa
 def test_what_is_no_row_of_its_own(tmp_path: Path) -> None:
     names = ("gpt-9", "gpt-9-2026-01-01", "openai/gpt-9", "gpt-9-mini", "xai/grok-9", "bedrock/*/gpt-9")
     others: dict[str, Any] = {
-        "pictures": {"mode": "image_generation", "output_cost_per_image": 0.1},
+        "1024-x-1024/pictures": {"mode": "image_generation", "output_cost_per_image": 0.1},
+        "pages": {"mode": "ocr", "ocr_cost_per_page": 0.1},
         "embed": {"input_cost_per_token": 1e-7, "mode": "embedding"},
         "newest": {"alias_of": "gpt-9"},
     }
     found = listed(tmp_path / "list.json", **dict.fromkeys(names, BOTH), **others)
     assert sorted(one.model for one in found.price) == ["embed", "gpt-9", "gpt-9-mini", "grok-9", "newest"]
+
+
+UNIT_ENTRIES = [
+    ({"mode": "audio_transcription", "input_cost_per_second": 1e-4, "output_cost_per_second": 1e-4}, {"second": 1e-4}),
+    ({"mode": "audio_transcription", "input_cost_per_second": 3e-5, "output_cost_per_second": 0.0}, {"second": 3e-5}),
+    ({"mode": "audio_speech", "input_cost_per_character": 1.5e-5}, {"character": 1.5e-5}),
+    ({"mode": "image_generation", "output_cost_per_image": 0.04}, {"image": 0.04}),
+    ({"mode": "video_generation", "output_cost_per_video_per_second": 0.1}, {"second": 0.1}),
+]
+
+
+@pytest.mark.parametrize(("entry", "units"), UNIT_ENTRIES)
+def test_prices_by_the_second_the_character_and_the_image(
+    tmp_path: Path, entry: dict[str, Any], units: dict[str, float]
+) -> None:
+    path = tmp_path / "prices.toml"
+    path.write_text(render_toml(listed(tmp_path / "list.json", m=entry)))
+    prices, (unit, price) = Prices(path), next(iter(units.items()))
+    assert prices.file.price[0].units == units
+    many = next(name for name, it in UNITS.items() if it == unit)
+    used = TokenCounts(None, None, billed={many: 30.0, "tier": "batch"})
+    assert prices.cost("m", None, at("2026-11-29"), used) == pytest.approx(30 * price)
+    assert prices.file.price[0].most(10**6, 10**6, b"", {many: 30.0}) == pytest.approx(30 * price)
+    other = next(name for name in UNITS if name != many)
+    assert prices.cost("m", None, at("2026-11-29"), TokenCounts(None, None, billed={other: 30.0})) is None
+
+
+def test_tokens_count_before_units() -> None:
+    with_tokens = TokenCounts(1_000_000, 100_000, billed={"seconds": 60.0})
+    assert BUILT_IN.cost("gpt-4o-transcribe", None, at("2026-11-29"), with_tokens) == pytest.approx(2.5 + 1.0)
+    assert BUILT_IN.cost(
+        "gpt-4o-transcribe", None, at("2026-11-29"), with_tokens._replace(input=None, output=None)
+    ) == (pytest.approx(0.006))
+    span = Span(rollout="r", attempt="a", sequence=1, model="nobody's", usage=Usage(billed={"characters": 3}))
+    BUILT_IN.charge(span)
+    assert (span.cost, span.unpriced) == (None, True)
 
 
 @pytest.mark.parametrize("value", [-1e-6, "much", True, 5.0, [1], "nan", "inf", {"a": 1}])

@@ -31,7 +31,7 @@ GENERATES = (
     "runs", "batches", "decisions", "rerank", "jobs", "client_secrets", "moderations", "async-invoke", "search",
 )  # fmt: skip
 UNREAD = (
-    "/v1/responses/compact", "/v1/audio/speech", "/v1/audio/transcriptions", "/v1/images/generations", "/v1/batches",
+    "/v1/responses/compact", "/v1/audio/voices", "/v1/realtime/calls", "/v1/batches",
     "/v1/agents/sessions", "/v1/agents/sessions/s_1/events", "/v1/decisions", "/v1/moderations", "/v1/rerank",
     "/v1/realtime/client_secrets", "/v1/fine_tuning/jobs", "/v1/threads/t/runs", "/v1/messages/batches",
     "/v1/sessions/s/events", "/v1beta/interactions", "/v1beta/models/m:batchGenerateContent",
@@ -192,7 +192,7 @@ async def test_a_sidecar_s_calls_are_counted_too(tmp_path: Path) -> None:
         async with connect(gateway.url) as wire:
             wire.send(f"CONNECT {where} HTTP/1.1\r\nHost: {where}\r\nx-rollout-id: r\r\n\r\n".encode())
             await wire.until(b"HTTP/1.1 200 OK\r\n\r\n")
-            wire.send(b"POST /v1/audio/speech HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n{}")
+            wire.send(b"POST /v1/rerank HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n{}")
             assert (await wire.message()).startswith(b"HTTP/1.1 403")
         assert not host.posts
 
@@ -204,7 +204,7 @@ async def test_a_budget_says_what_becomes_of_them(tmp_path: Path, http: aiohttp.
         budget(name="free", unit="usd", limit=0.000001, unknown="pass"),
     )  # fmt: skip
     async with world(tmp_path, *budgets) as (gateway, host):
-        answers = [(await ask(http, gateway, "/v1/audio/speech"))[0] for _ in range(4)]
+        answers = [(await ask(http, gateway, "/v1/rerank"))[0] for _ in range(4)]
         assert (answers, len(host.posts)) == ([200, 200, 200, 429], 3)
         assert await uses(http, gateway.url) == [("calls", "", 3, 0), ("free", "", 0, 0), ("passed", "", 0, 0)]
         async with http.get(gateway.url + "/api/budgets") as answer:
@@ -219,5 +219,5 @@ async def test_a_budget_says_what_becomes_of_them(tmp_path: Path, http: aiohttp.
 
 async def test_tokens_refuse_them(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     async with world(tmp_path, budget(name="tokens", unit="tokens")) as (gateway, host):
-        assert (await ask(http, gateway, "/v1/audio/speech"))[0] == 403
+        assert (await ask(http, gateway, "/v1/rerank"))[0] == 403
         assert not host.posts

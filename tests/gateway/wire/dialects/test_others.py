@@ -39,7 +39,11 @@ ROUTES = {
     "opaque": "GET /models/a/b/c, GET /models/, POST /models, GET /chat/completions, POST /chat/completions/x, "
     "POST /chat/completions/, POST /x/chat/completions, DELETE /responses/resp_1, POST /responses/resp_1, "
     "GET /responses/resp_1/input_items, GET /responses/.., POST /messages/batches, POST /threads/t/messages, HEAD /, "
-    "POST /audio/speech",
+    "POST /audio/voices, GET /videos/v_1, GET /videos/v_1/content",
+    "transcription": "POST /audio/transcriptions, POST /audio/translations",
+    "speech": "POST /audio/speech",
+    "images": "POST /images/generations, POST /images/edits, POST /images/variations",
+    "videos": "POST /videos, POST /videos/v_1/remix, POST /videos/edits, POST /videos/extensions",
 }
 
 
