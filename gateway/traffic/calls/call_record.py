@@ -123,6 +123,7 @@ class CallRecord:
         "kind",
         "marks",
         "name",
+        "path",
         "pieces",
         "pin",
         "pool",
@@ -152,6 +153,8 @@ class CallRecord:
         """The client's headers, before any change of the request."""
         self.body = call.body
         """The request's body that goes upstream."""
+        self.path: str | None = None
+        """Path and query that go upstream, if an alias stands in them; None for those of the call."""
         self.pool: ConnectionPool | None = None
         self.kind: SpanKind = "llm"
         self.name: str | None = None
@@ -296,7 +299,7 @@ class CallRecord:
             came = secrets.hide(answer) if secrets.values else answer
             request, response = MaskedBody(sent, sent, False), MaskedBody(came, came, False)
         # It may have been announced before it was translated.
-        entry.dialect, entry.path = self.call.dialect.name, redact_url(self.call.path)
+        entry.dialect, entry.path = self.call.dialect.name, redact_url(self.path or self.call.path)
         if final:
             self._close(entry, request.plain, response)
         else:
@@ -458,7 +461,7 @@ class CallRecord:
 
     def _bytes(self, request: MaskedBody, response: MaskedBody, sides: list[Side]) -> StoredBody:
         secrets, redactor, head_block = self._secrets, self._redactor, self._redactor.head_block
-        url = "" if self.pool is None else redact_url(self.pool.url(self.call.path))
+        url = "" if self.pool is None else redact_url(self.pool.url(self.path or self.call.path))
         sent = redactor.block(unencoded(header_fields(self.sent))) if request.decoded else head_block(self.sent)
         head = self.response_head
         came = redactor.block(unencoded(header_fields(head))) if response.decoded else head_block(head)

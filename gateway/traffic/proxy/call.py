@@ -138,17 +138,24 @@ class HttpCall(RecordedCall):
         record.pool = pool = take_next(self._pools, self._given_at)
         request, admitted = self.request, self._admitted
         if self._plan is not None and self._plan.aliases:
-            record.body = replace_model(record.plain, self._plan.aliases[pool.name], admitted.form)
+            alias = self._plan.aliases[pool.name]
+            record.body = replace_model(record.plain, alias, admitted.form)
+            renamed = record.call.dialect.renamed(record.call.path, alias)
+            record.path = None if renamed == record.call.path else renamed
         if admitted.encoded_body is not None:
             self._pack(admitted.encoded_body)
         length = len(record.body) if record.body is not admitted.body and record.changed else None
         as_it_came = request.head is not None and request.headers is record.came and record.call is admitted
+        as_it_came = as_it_came and record.path is None
         decided = admitted.decision if as_it_came else None
         known = None if decided is None else decided.upstream_heads.get(pool)
         if known is not None:
             head, left = known.compose(request.headers, length)
         else:
-            target, rollout = pool.target(record.call.path).encode("latin-1"), record.call.address.rollout
+            target, rollout = (
+                pool.target(record.path or record.call.path).encode("latin-1"),
+                record.call.address.rollout,
+            )
             head, left = pool.heads.compose(request, target, length, rollout, admitted.families)
             if decided is not None and not pool.heads.vary:
                 decided.upstream_heads[pool] = KnownUpstreamHead(head, left, request)

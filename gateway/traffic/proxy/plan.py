@@ -67,6 +67,8 @@ def plan_route(shared: ProxyContext, call: CallRequest, request: HttpRequest) ->
     pools, found = shared.route(call, request)
     body = call.body if found.alias is None else replace_model(call.body, found.alias, call.form)
     send = CallPlan(pools, call, body, request.headers)
+    if found.alias is not None:
+        _rename(send, found.alias)
     plain = found.route is None or found.route.model in shared.plain_routes
     return send if plain else _with_features(shared, send, found.route)
 
@@ -100,9 +102,17 @@ def _switched(
         body = made.body if alias is None else replace_model(made.body, alias, call.form)
     else:
         pools, route = shared.version_upstreams(made.upstreams, found.model, call, request)
-        body = made.body
+        body, alias = made.body, None
     send = CallPlan(pools, call, body, request.headers, made.versions, made.arm, made.texts, (found, pins))
+    if alias is not None:
+        _rename(send, alias)
     return _with_features(shared, send, route)
+
+
+def _rename(send: CallPlan, alias: str) -> None:
+    """Where the path names the model, have the alias written into it."""
+    if send.call.dialect.renamed(send.call.path, alias) != send.call.path:
+        send.aliases = {pool.name: alias for pool in send.pools}
 
 
 def _with_features(shared: ProxyContext, send: CallPlan, route: RouteSettings | None) -> CallPlan:

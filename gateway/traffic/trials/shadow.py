@@ -207,7 +207,7 @@ class Mirror:
         said = {SHADOW_OF: of, LEG: CANDIDATE}
         agent, families = call.address.agent, call.families
         return OutboundRequest(
-            pool, call.dialect, record.request, call.path, body, said, model, agent, versions, families
+            pool, call.dialect, record.request, record.path or call.path, body, said, model, agent, versions, families
         )
 
     async def _compared(

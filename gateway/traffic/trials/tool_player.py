@@ -232,9 +232,11 @@ class ToolPlayer:
                 self._end(UNFIT, f"this rehearsal cannot go on: {made}")
             body, upstream = made[0], None if made[1] is None else made[1].upstream
         pool, alias = self._pool(call, request, upstream)
-        body = body if alias is None else replace_model(body, alias)
+        path = call.path
+        if alias is not None:
+            body, path = replace_model(body, alias), call.dialect.renamed(path, alias)
         said, agent = self._role.attributes, call.address.agent
-        return OutboundRequest(pool, call.dialect, request, call.path, body, said, model, agent, versions)
+        return OutboundRequest(pool, call.dialect, request, path, body, said, model, agent, versions)
 
     def _restored(self, call: CallRequest) -> CallRequest:
         dialect, asked = call.dialect, obj(strict(call.body))

@@ -10,8 +10,10 @@ from typing import Final, TypeAlias
 from penstock.gateway.wire.dialects.base import Dialect
 from penstock.gateway.wire.dialects.bedrock import ConverseDialect
 from penstock.gateway.wire.dialects.chat import ChatDialect, CompletionsDialect
+from penstock.gateway.wire.dialects.clouds import IN_PATH, cloud_path
 from penstock.gateway.wire.dialects.family import (
     ANTHROPIC,
+    AZURE,
     BEDROCK,
     CHATGPT,
     FAMILIES_OF,
@@ -48,13 +50,13 @@ DIALECTS: tuple[Dialect, ...] = (
     ImagesDialect(),
     VideosDialect(),
     ModelsDialect(),
-    RetrievalDialect("retrieval", ResponsesDialect(), f"(?:/openai)?(?:/v1)?/responses/{ID}"),
+    RetrievalDialect("retrieval", ResponsesDialect(), f"(?:/v1)?/responses/{ID}"),
     McpDialect(),
     OPAQUE,
 )
 FAMILIES: Final[dict[str, Family]] = {
     family.name: family
-    for families in (*((it.family, *it.families) for it in DIALECTS), *(row.families for row in OWNERS))
+    for families in (*((it.family,) for it in DIALECTS), *(row.families for row in OWNERS))
     for family in families
 }
 """Families by name."""
@@ -63,7 +65,12 @@ FAMILIES: Final[dict[str, Family]] = {
 @lru_cache(maxsize=8192)
 def find(method: str, path: str) -> Dialect:
     """The dialect of a call; `path` has no query and is below the rollout's address. Remembered: paths repeat."""
-    return next(dialect for dialect in DIALECTS if dialect.matches(method, path))
+    if (cloud := cloud_path(path)) is None:
+        return next(dialect for dialect in DIALECTS if dialect.matches(method, path))
+    found = next(dialect for dialect in DIALECTS if dialect.matches(method, cloud.path))
+    if found.family is not cloud.api:
+        return OPAQUE
+    return found if cloud.model is None else IN_PATH.get(found.name, OPAQUE)
 
 
 class _DialectsByName(dict[str, Dialect]):
@@ -76,15 +83,17 @@ by_name: Final[Callable[[str], Dialect]] = _DialectsByName({dialect.name: dialec
 
 
 def family(dialect: Dialect, path: str, headers: Headers) -> Family:
-    """Return the family whose API a call speaks; OpenAI's, which most servers speak, where nothing tells."""
-    return next(iter(candidate_families(dialect, path, headers)), dialect.family)
+    """Return the family in whose shape a call's client reads errors; OpenAI's, which most servers speak, where nothing
+    tells."""
+    if not dialect.unknown:
+        return dialect.family
+    cloud = cloud_path(path.partition("?")[0])
+    return next(iter(candidate_families(dialect, path, headers)), dialect.family) if cloud is None else cloud.api
 
 
 def candidate_families(dialect: Dialect, path: str, headers: Headers) -> tuple[Family, ...]:
-    """The families that a call may be of, the likeliest first; none where nothing tells. Its format tells, or its path;
+    """The families that a call may be of, the likeliest first; none where nothing tells. Its path tells, or its format;
     where several families have the path, the call's key, or its headers (name in lower case, name, value)."""
-    if not dialect.unknown and not dialect.families:
-        return (dialect.family,)
     path, _, query = path.partition("?")
     found = owners(path) or (() if dialect.unknown else (dialect.family,))
     return found if len(found) == 1 else _families_by_key(found or tuple(FAMILIES.values()), headers, query) or found
@@ -98,8 +107,12 @@ def _families_by_key(families: tuple[Family, ...], headers: Headers, query: str)
     """The families to which the call's keys belong; else those that its headers name. A login (ChatGPT's) counts before
     both."""
     keys, names = set[str](), set[str]()
+    clouds = families[0] is AZURE
     for low, _, value in headers:
         found = key_kind(low, value)
+        if clouds and (found == "x-api-key" or low.startswith(b"anthropic-")):
+            # Azure's and Bedrock's clients send these too, where they speak Anthropic's format.
+            continue
         keys.update(FAMILIES_OF.get(found, ()) if found else ())
         names.update(one.name for start, one in _NAMES.items() if low.startswith(start))
     for part in query.encode("latin-1").split(b"&"):

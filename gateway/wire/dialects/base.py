@@ -122,8 +122,6 @@ class Dialect(ABC):
     """The value of `Span.dialect`."""
     family: Family
     """The provider's API."""
-    families: tuple[Family, ...] = ()
-    """Other families that have the same route: the path or the headers of a call then tell which it is (`family`)."""
     unknown: bool = False
     """True if any family may have the route, and nothing is known of its meaning."""
     answers: bool = False
@@ -164,6 +162,11 @@ class Dialect(ABC):
         """The model a request names in its body or path; None if it names none or cannot be read. `asked`: the fields
         that were read of the body (`loose_json.peek`), if they were."""
         return label((asked or peek(request)).model)
+
+    def renamed(self, path: str, model: str) -> str:
+        """A path (with its query) with this model in the place of the one that it names; the same path where it names
+        none."""
+        return path
 
     def asks_stream(self, request: bytes, path: str) -> bool:
         """True if a request asks for a streamed answer."""

@@ -24,6 +24,7 @@ import msgspec
 
 from penstock.gateway.model.span import Usage
 from penstock.gateway.wire.dialects import request_body
+from penstock.gateway.wire.dialects.clouds import cloud_path
 from penstock.gateway.wire.dialects.json_scan import LEAF, KeyTree, elements, locate, members
 from penstock.gateway.wire.dialects.loose_json import Json, label, lenient, loads, obj, objs, text
 
@@ -51,14 +52,13 @@ def _form(of: str, does: BatchAction, calls: str) -> BatchRoute:
     return BatchRoute(of, does, re.compile(calls))
 
 
-_OPENAI: Final = "(?:/openai)?(?:/v1)?"
 FORMS: Final = (
-    _form("openai", "upload", f"POST {_OPENAI}/files"),
-    _form("openai", "make", f"POST {_OPENAI}/batches"),
-    _form("openai", "state", f"GET {_OPENAI}/batches(?:/{_ID})?|POST {_OPENAI}/batches/{_ID}/cancel"),
-    _form("openai", "results", f"GET {_OPENAI}/files/({_ID})/content"),
-    _form("anthropic", "make", "POST (?:/anthropic)?(?:/v1)?/messages/batches"),
-    _form("anthropic", "results", f"GET (?:/anthropic)?(?:/v1)?/messages/batches/({_ID})/results"),
+    _form("openai", "upload", "POST (?:/v1)?/files"),
+    _form("openai", "make", "POST (?:/v1)?/batches"),
+    _form("openai", "state", f"GET (?:/v1)?/batches(?:/{_ID})?|POST (?:/v1)?/batches/{_ID}/cancel"),
+    _form("openai", "results", f"GET (?:/v1)?/files/({_ID})/content"),
+    _form("anthropic", "make", "POST (?:/v1)?/messages/batches"),
+    _form("anthropic", "results", f"GET (?:/v1)?/messages/batches/({_ID})/results"),
     _form("gemini", "make", rf"POST /v1(?:alpha|beta)\w*/models/{_ID}:batchGenerateContent"),
     _form("gemini", "results", rf"GET /v1(?:alpha|beta)\w*/batches/({_ID})"),
 )
@@ -94,7 +94,8 @@ class BatchFacts(NamedTuple):
 @lru_cache(maxsize=4096)
 def find(method: str, path: str) -> tuple[BatchRoute, str | None] | None:
     """(kind of the call, id in its path) if the call has to do with batches; else None. Remembered: paths repeat."""
-    call = f"{method} {path}"
+    cloud = cloud_path(path)
+    call = f"{method} {path if cloud is None else cloud.path}"
     for route in FORMS:
         if (found := route.calls.fullmatch(call)) is not None:
             return route, found[1] if route.calls.groups else None

@@ -20,7 +20,7 @@ from contextlib import suppress
 from functools import lru_cache
 from itertools import chain
 from typing import Any, ClassVar, Final, NamedTuple
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -360,6 +360,10 @@ class ConverseDialect(JsonPostDialect):
         """The model id, the inference profile or the ARN in the path."""
         found = _ROUTE.fullmatch(path.partition("?")[0])
         return None if found is None else label(unquote(found[1]))
+
+    def renamed(self, path: str, model: str) -> str:
+        found = _ROUTE.fullmatch(path.partition("?")[0])
+        return path if found is None else path[: found.start(1)] + quote(model, safe="") + path[found.end(1) :]
 
     def asks_stream(self, request: bytes, path: str) -> bool:
         return path.partition("?")[0].endswith("/converse-stream")

@@ -13,14 +13,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Any, ClassVar
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import msgspec
 
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message, Part, Tool
 from penstock.gateway.wire.dialects.base import Facts, GenAiNames, JsonPostDialect, choices_of
-from penstock.gateway.wire.dialects.family import GEMINI, VERTEX, ErrorFields, Failure, Family, body_failure, is_error
+from penstock.gateway.wire.dialects.family import GEMINI, ErrorFields, Failure, body_failure, is_error
 from penstock.gateway.wire.dialects.loose_json import (
     DEEPEST,
     Json,
@@ -313,7 +313,6 @@ class GeminiDialect(JsonPostDialect):
     name = "gemini"
     peeks = False
     family = GEMINI
-    families: tuple[Family, ...] = (VERTEX,)
     routes: ClassVar[frozenset[str]] = frozenset({"generateContent", "streamGenerateContent"})
     """The methods of a model in the path."""
     non_sampling_fields: ClassVar[frozenset[str]] = frozenset(
@@ -338,6 +337,14 @@ class GeminiDialect(JsonPostDialect):
             return None
         name = unquote(found[2])
         return label(name if found[1] == "models" else f"{found[1]}/{name}")
+
+    def renamed(self, path: str, model: str) -> str:
+        found = _ROUTE.fullmatch(path.partition("?")[0])
+        if found is None:
+            return path
+        kind, _, name = model.rpartition("/")
+        head, end = path[: found.start(1)], path[found.end(2) :]
+        return f"{head}{kind or 'models'}/{quote(name, safe='@')}{end}"
 
     def asks_stream(self, request: bytes, path: str) -> bool:
         return ":streamGenerateContent" in path

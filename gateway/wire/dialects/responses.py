@@ -23,7 +23,7 @@ from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message, Part, Tool, Turn
 from penstock.gateway.wire.dialects.base import DELTA_TEXT, Dialect, Facts, GenAiNames, JsonPostDialect, routes
 from penstock.gateway.wire.dialects.choices import folded_arguments
-from penstock.gateway.wire.dialects.family import CHATGPT, OPENAI, ErrorFields, Failure, Family, body_failure
+from penstock.gateway.wire.dialects.family import OPENAI, ErrorFields, Failure, body_failure
 from penstock.gateway.wire.dialects.loose_json import (
     Json,
     RequestFields,
@@ -369,7 +369,6 @@ class ResponsesDialect(JsonPostDialect):
     end_marker = b"response.completed"
     stateful = True
     websocket = True
-    families: tuple[Family, ...] = (CHATGPT,)
     routes: ClassVar[frozenset[str]] = routes("/responses") | {"/backend-api/codex/responses"}
     non_sampling_fields: ClassVar[frozenset[str]] = frozenset(
         {"input", "instructions", "tools", "model", "stream", "type"}

@@ -93,7 +93,8 @@ PATHS = {
 }
 """Families that have a path, as the providers' pages say."""
 ANY = "/any/path/of/nobody"
-READ = {"/v1/chat/completions", "/v1/embeddings", "/v1/messages", "/messages/count_tokens", "/v1/responses"}
+READ = {"/v1/chat/completions", "/v1/embeddings", "/v1/messages", "/messages/count_tokens", "/v1/responses",
+        "/anthropic/v1/messages"}  # fmt: skip
 FAMILIES = ("openai", "anthropic", "gemini", "vertex", "codeassist", "bedrock", "azure", "chatgpt")
 PUBLIC = ("openai", "gemini", "anthropic", "chatgpt")
 """Those that have a public endpoint, which no test may call."""
