@@ -9,6 +9,7 @@ from typing import Final, TypeAlias
 
 from penstock.gateway.wire.dialects.base import Dialect
 from penstock.gateway.wire.dialects.bedrock import ConverseDialect
+from penstock.gateway.wire.dialects.bedrock_invoke import BedrockCountDialect, InvokeDialect
 from penstock.gateway.wire.dialects.chat import ChatDialect, CompletionsDialect
 from penstock.gateway.wire.dialects.family import (
     ANTHROPIC,
@@ -42,6 +43,8 @@ DIALECTS: tuple[Dialect, ...] = (
     GeminiCountDialect(),
     GeminiEmbeddingsDialect(),
     ConverseDialect(),
+    InvokeDialect(),
+    BedrockCountDialect(),
     ModelsDialect(),
     RetrievalDialect("retrieval", ResponsesDialect(), f"(?:/openai)?(?:/v1)?/responses/{ID}"),
     McpDialect(),
