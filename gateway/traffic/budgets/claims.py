@@ -205,12 +205,13 @@ class _GenerationConfig(msgspec.Struct):
     maxOutputTokens: Any = None
     max_output_tokens: Any = None
     maxTokens: Any = None
+    max_new_tokens: Any = None
     candidateCount: Any = None
     candidate_count: Any = None
 
 
 _config = lenient(_GenerationConfig)
-_UNLIMITED: Final = (None,) * 3
+_UNLIMITED: Final = (None,) * 4
 _ONE_ANSWER: Final = (None,) * 2
 
 
@@ -218,13 +219,15 @@ def bound(dialect: Dialect, asked: RequestFields, prompt: int) -> TokenBound:
     """The bound of a request. `asked`: the fields that were read of it; `prompt`: most tokens of its prompt."""
     if not dialect.generates:
         return TokenBound(prompt, 0)
-    limits: tuple[Any, ...] = (asked.max_tokens, asked.max_completion_tokens, asked.max_output_tokens)
+    limits: tuple[Any, ...] = (
+        asked.max_tokens, asked.max_completion_tokens, asked.max_output_tokens, asked.max_gen_len
+    )  # fmt: skip
     many: tuple[Any, ...] = (asked.n, asked.best_of)
     for raw in (asked.generationConfig, asked.generation_config, asked.inferenceConfig):
         if not raw:
             continue
         config = _config(bytes(raw))
-        limits += config.maxOutputTokens, config.max_output_tokens, config.maxTokens
+        limits += config.maxOutputTokens, config.max_output_tokens, config.maxTokens, config.max_new_tokens
         many += config.candidateCount, config.candidate_count
     # Most requests set few of these.
     answer = None if limits == _UNLIMITED else _highest(limits)
@@ -352,7 +355,6 @@ _FORMS = (
 """Paths of calls that use nothing, below the version of an API."""
 _FREE: Final = re.compile(
     rf"(?:/openai|/anthropic|/upload)?(?:/v[0-9][a-z0-9]*)?(?:{'|'.join(_FORMS)})"
-    r"|/model/[^/]+/count-tokens"
     r"|/v1internal:(?:countTokens|onboardUser|retrieveUserQuota|[a-z]+CodeAssist[A-Za-z]*)"
     rf"|/api/(?:hello|oauth|event_logging|claude_code|claude_cli){_MANY}"
 )
@@ -399,6 +401,8 @@ def is_read(dialect: Dialect, asked: RequestFields | None, body: bytes, packed: 
     """True if a call that may use something tells what it may use. `asked`: the fields that were read of its body;
     `packed`: the body has a content encoding that cannot be undone."""
     if not dialect.uses_tokens or packed or (len(body) > MOST_OBJECTS and is_bulky(body)):
+        return False
+    if dialect.nested and dialect.unwrap(body, b"", False) is None:
         return False
     # A body of which fields were read is an object, and is not parsed again.
     return (asked is not None and asked != _NOTHING) or isinstance(loads(body), dict)

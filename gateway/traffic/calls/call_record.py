@@ -395,9 +395,11 @@ class CallRecord:
         if good and (gaps := self._unread(asked, told, brief, facts)):
             entry.attributes = {**(entry.attributes or {}), UNREAD: gaps}
         if self.settle is not None and entry.status != "ok" and entry.usage is not None:
-            entry.partial_tokens = estimate_usage(
-                None, b"", self.response(), dialect.answer_text_pattern(self.stream)
-            ).output_tokens
+            came = self.response()
+            if dialect.nested:
+                dialect, came = dialect.unwrap(asked, came, self.stream) or (dialect, came)
+            guess = estimate_usage(None, b"", came, dialect.answer_text_pattern(self.stream))
+            entry.partial_tokens = guess.output_tokens
         entry.settle, entry.request_bytes = self.settle, len(self.body)
         entry.response_bytes = self.response_bytes
 
@@ -425,6 +427,11 @@ class CallRecord:
         lacks."""
         dialect = self.call.dialect
         if lacks_token_counts(entry, dialect):
+            if dialect.nested:
+                unwrapped = dialect.unwrap(request, response, self.stream)
+                if unwrapped is None:
+                    return
+                dialect, response = unwrapped
             whole = entry.status == "ok" and not self.truncated
             usage = entry.usage
             if TOKEN_IDS in brief:
@@ -442,6 +449,8 @@ class CallRecord:
             facts = dialect.facts(self.plain if masked else request, brief, stream, asked)
             if masked:
                 facts = masked_facts(dialect, request, response.plain, stream, facts)
+            if dialect.uses_headers:
+                facts = dialect.with_headers(facts, header_fields(self.response_head))
             if self.truncated or (response.problem is not None and not response.problem.endswith(CUT)):
                 # The end of the answer is not among the kept bytes.
                 facts.failed = None

@@ -425,6 +425,8 @@ def complete(
         facts = masked_facts(dialect, asked, kept.plain, stream, dialect.facts(question.body, plain, stream))
     else:
         facts = dialect.facts(asked, kept.plain, stream)
+    if dialect.uses_headers:
+        facts = dialect.with_headers(facts, reply.headers)
     turn = dialect.read(asked, kept.plain, stream)
     failed, problem = _failure(reply, turn, kept.plain, facts.failed)
     entry.status, entry.error = ("error", failed) if failed else ("ok", None)

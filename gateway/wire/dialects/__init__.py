@@ -9,6 +9,7 @@ from typing import Final, TypeAlias
 
 from penstock.gateway.wire.dialects.base import Dialect
 from penstock.gateway.wire.dialects.bedrock import ConverseDialect
+from penstock.gateway.wire.dialects.bedrock_invoke import BedrockCountDialect, InvokeDialect
 from penstock.gateway.wire.dialects.chat import ChatDialect, CompletionsDialect
 from penstock.gateway.wire.dialects.clouds import IN_PATH, cloud_path
 from penstock.gateway.wire.dialects.family import (
@@ -49,6 +50,8 @@ DIALECTS: tuple[Dialect, ...] = (
     SpeechDialect(),
     ImagesDialect(),
     VideosDialect(),
+    InvokeDialect(),
+    BedrockCountDialect(),
     ModelsDialect(),
     RetrievalDialect("retrieval", ResponsesDialect(), f"(?:/v1)?/responses/{ID}"),
     McpDialect(),

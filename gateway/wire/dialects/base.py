@@ -132,6 +132,10 @@ class Dialect(ABC):
     """True if calls use tokens up: those that generate, and embeddings, which use input tokens only."""
     media: bool = False
     """True if requests or answers are media, whose length tells no number of tokens (`most`). Requests may be forms."""
+    nested: bool = False
+    """True if bodies are in one of several other formats (`unwrap`)."""
+    uses_headers: bool = False
+    """True if headers of an answer tell facts too (`with_headers`)."""
     peeks: bool = True
     """True if `model` and `facts` need some fields of the body, which are then read once for both."""
     retrieves: bool = False
@@ -188,6 +192,15 @@ class Dialect(ABC):
     def facts(self, request: bytes, response: bytes, stream: bool, asked: RequestFields | None = None) -> Facts:
         """The summary's facts from decoded bodies. Must be cheap, but of a stream all events count. `asked`: the fields
         that were read of the body (`loose_json.peek`), if they were."""
+
+    def with_headers(self, facts: Facts, headers: Iterable[tuple[bytes, bytes]]) -> Facts:
+        """The facts with those that an answer's headers (name, value) tell."""
+        return facts
+
+    def unwrap(self, request: bytes, response: bytes, stream: bool) -> tuple[Dialect, bytes] | None:
+        """The format of bodies that are `nested`, and the answer as that format's own API would send it. None if this
+        version does not know the format."""
+        return None
 
     @abstractmethod
     def read(self, request: bytes, response: bytes, stream: bool) -> Turn:

@@ -421,7 +421,7 @@ class ConverseDialect(JsonPostDialect):
             said = _payload(frame, problems)
             index = count(said.get("contentBlockIndex")) or 0
             if frame.kind != "event":
-                answer["error"] = _exception(frame, said)
+                answer["error"] = exception_error(frame, said)
             elif frame.name == "messageStart":
                 message = {"role": text(said.get("role")) or "assistant", "content": []}
             elif frame.name == "contentBlockStart":
@@ -516,7 +516,7 @@ def _ends(body: bytes) -> Json:
         said = obj(loads(frame.payload))
         begun = begun or frame.name in ("messageStart", "contentBlockStart")
         if frame.kind != "event":
-            answer["error"] = _exception(frame, said)
+            answer["error"] = exception_error(frame, said)
         elif frame.name == "contentBlockStart":
             content.append(obj(said.get("start")))
         elif frame.name in _LAST:
@@ -531,7 +531,7 @@ def _payload(frame: EventStreamFrame, problems: list[str]) -> Json:
     return obj(value)
 
 
-def _exception(frame: EventStreamFrame, said: Json) -> Json:
+def exception_error(frame: EventStreamFrame, said: Json) -> Json:
     """An exception as an error: its name and message. Errors of the connection have their message in a header."""
     what = text(said.get("message")) or frame.headers.get(":error-message") or frame.payload.decode("utf-8", "replace")
     return {"message": f"{frame.name or 'error'}: {what}"}

@@ -37,7 +37,7 @@ from penstock.gateway.wire.dialects.sse import chunks
 
 _NUMBER = re.compile(r"\d{1,16}(?:\.\d*)?")
 _USUAL: Final = frozenset(
-    {"", "default", "standard", "auto", "scale", "on_demand", "provisioned_throughput", "unspecified"}
+    {"", "default", "standard", "auto", "scale", "on_demand", "provisioned_throughput", "reserved", "unspecified"}
 )
 """Tiers at the usual price, or without a price for each call."""
 _TIERS: Final = {"batches": "batch", "fast": "priority"}
@@ -420,6 +420,13 @@ def converse_usage(answer: Json) -> Usage | None:
     asked = None if fresh is None else fresh + (cached or 0) + (write or 0)
     billed: Json = {"tier": _tier(obj(answer.get("serviceTier")).get("type")), "cache_write_long": kept.get("1h")}
     return _usage((asked, said, cached, write), None, billed)
+
+
+def with_tier(usage: Usage | None, tier: str | None) -> Usage | None:
+    """Usage with the tier that a header of the answer names."""
+    if usage is None or tier is None or (name := _tier(tier)) is None:
+        return usage
+    return usage.model_copy(update={"billed": {**(usage.billed or {}), "tier": name}})
 
 
 # -- ids ---------------------------------------------------------------------------------------------------------------

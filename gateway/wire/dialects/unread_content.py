@@ -154,7 +154,7 @@ _CONVERSE: Final[Table] = {
     "output": "message",
     "output.message": "role content",
     "output.message.content!": "text~ image document video audio toolUse toolResult guardContent cachePoint "
-    "reasoningContent citationsContent searchResult",
+    "reasoningContent citationsContent searchResult toolAddition toolRemoval",
     "output.message.content.toolUse!#toolUseId": _TOOL_USE,
 }
 _CONVERSE_FRAMES: Final[Table] = {
@@ -171,6 +171,11 @@ _CONVERSE_FRAMES: Final[Table] = {
     "messageStop": "stopReason additionalModelResponseFields p",
     "metadata": "usage metrics trace performanceConfig serviceTier p",
 }
+_PROMPT: Final[Table] = {
+    "": "generation~ completion~ prompt_token_count generation_token_count stop_reason type stop id model error",
+    "outputs!": "text~ stop_reason",
+    "choices!": "text~ stop_reason finish_reason index",
+}
 SHAPES: Final[Mapping[str, tuple[ObjectShape, ObjectShape]]] = {
     "chat": (shape(_CHAT, _said("message")), shape(_CHAT, _said("delta"))),
     "completions": (shape(_CHAT, {"choices": "text~"}), shape(_CHAT, {"choices": "text~"})),
@@ -178,6 +183,7 @@ SHAPES: Final[Mapping[str, tuple[ObjectShape, ObjectShape]]] = {
     "responses": (shape(_RESPONSES), shape(_RESPONSES_EVENTS)),
     "gemini": (shape(_GEMINI), shape(_GEMINI)),
     "converse": (shape(_CONVERSE), shape(_CONVERSE_FRAMES)),
+    "prompt": (shape(_PROMPT), shape(_PROMPT)),
 }
 """Shapes by dialect: of plain answers, and of the events of a stream."""
 _DELTAS: Final = ("output_text", "refusal", "function_call_arguments", "custom_tool_call_input")
@@ -414,6 +420,12 @@ _KNOWN: Final[Mapping[str, tuple[msgspec.json.Decoder[Any], msgspec.json.Decoder
 def find_unread(dialect: Dialect, request: bytes, response: bytes, stream: bool, facts: Facts, brief: bytes) -> Gaps:
     """The content in a good answer's bytes that its dialect does not read. `facts`: the answer's summary; `brief`: the
     response, of a stream the distinct events are enough."""
+    if dialect.nested:
+        unwrapped = dialect.unwrap(request, response, stream)
+        if unwrapped is None:
+            return {}
+        dialect, response = unwrapped
+        brief = response
     if dialect.name not in SHAPES or not dialect.generates:
         return {}
     events = stream and dialect.streaming_content_type.startswith(b"text/")

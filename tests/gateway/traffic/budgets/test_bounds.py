@@ -24,6 +24,7 @@ PATHS = {
     "embeddings": "/v1/embeddings",
     "gemini": "/v1beta/models/gemini-2.5-pro:generateContent",
     "converse": "/model/anthropic.claude/converse",
+    "invoke": "/model/meta.llama/invoke",
 }
 
 
@@ -60,6 +61,8 @@ def asked(api: str, body: Any) -> TokenBound:
         ("gemini", {"generation_config": {"max_output_tokens": 7, "candidate_count": 2}}, 7, 2),
         ("converse", {"inferenceConfig": {"maxTokens": 7}}, 7, 1),
         ("converse", {"inferenceConfig": {"maxTokens": {}}}, None, 1),
+        ("invoke", {"inferenceConfig": {"max_new_tokens": 7}}, 7, 1),
+        ("invoke", {"max_gen_len": 7}, 7, 1),
     ],
 )
 def test_the_limit_of_the_answer_is_found_where_each_api_has_it(api: str, body: Any, answer: int, answers: int) -> None:

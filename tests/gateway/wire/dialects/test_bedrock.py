@@ -106,8 +106,8 @@ FACTS = Facts(finish="tool_use", usage=USED, tool_calls=2, choices=1)
 ROUTES = {
     "converse": "POST /model/anthropic.claude-3-haiku-20240307-v1%3A0/converse, POST /model/m/converse-stream, "
     "POST /model/arn%3Aaws%3Abedrock%3Aus-east-1%3A1%3Ainference-profile%2Fus.x/converse",
-    "opaque": "GET /model/m/converse, POST /model/m/converse/x, POST /model//converse, POST /model/m/invoke, "
-    "POST /model/m/count-tokens",
+    "opaque": "GET /model/m/converse, POST /model/m/converse/x, POST /model//converse, "
+    "POST /model/m/invoke-with-bidirectional-stream, POST /async-invoke",
 }
 
 
