@@ -85,6 +85,21 @@ HASHED_MEDIA: Final = "penstock.media.hashed"
 """Number of media in the call's bodies of which the tape has only a hash (`media = "hash"` of `[tape]`)."""
 QUEUE_MS: Final = "penstock.queue_ms"
 """Milliseconds for which the call waited for a place at its upstream or server of tools; absent if it did not."""
+AGENT_ID: Final = "gen_ai.agent.id"
+"""The sub-agent that made the call, by the id that its coding agent gave it; absent from calls of the main agent."""
+PARENT_AGENT: Final = "penstock.agent.parent_id"
+"""The id of the agent that started this sub-agent; absent if that is the main agent, or the coding agent is silent."""
+CALL_CLASS: Final = "penstock.call.class"
+"""What the coding agent made the call for, in its own word: `main`, `subagent`, `compaction`, `auxiliary` ..."""
+PROMPT_ID: Final = "penstock.prompt.id"
+"""The coding agent's id of the user's prompt that the call serves; its own telemetry has the same."""
+TOOL_DURATIONS: Final = "penstock.tool_durations"
+"""How long the coding agent measured the tools to run whose results the call carries: `NAME=MILLISECONDS`, in the
+agent's order."""
+COMPACTION: Final = "penstock.compaction"
+"""The call asks for a summary that replaces the conversation: `auto` or `manual`."""
+COMPACTED: Final = "penstock.compacted"
+"""The call is the first one with a conversation that was compacted, and how: `auto` or `manual`."""
 
 
 # Tells calls and runs that were made only for a release from those of agents.
@@ -329,6 +344,34 @@ SPAN_FACTS: Final = (
         otel=Attribute(QUEUE_MS), label="waited",
     ),
     Fact("media_hashed", None, HASHED_MEDIA, otel=Attribute(HASHED_MEDIA), label="media as hashes"),
+    Fact(
+        "agent_id", "varchar", AGENT_ID, "sub-agent, by its id", filter=_OWN_NAME, otel=Attribute(AGENT_ID),
+        label="agent id",
+    ),
+    Fact(
+        "parent_agent", "varchar", PARENT_AGENT, "agent that started the sub-agent, by its id", filter=_OWN_NAME,
+        otel=Attribute(PARENT_AGENT), label="started by agent",
+    ),
+    Fact(
+        "call_class", "varchar", CALL_CLASS, "what a coding agent made it for: main, subagent, compaction ...",
+        filter=FilterForm("class"), otel=Attribute(CALL_CLASS), label="made for",
+    ),
+    Fact(
+        "prompt_id", "varchar", PROMPT_ID, "prompt of the user, by the coding agent's id", filter=_OWN_NAME,
+        otel=Attribute(PROMPT_ID), label="prompt",
+    ),
+    Fact(
+        "tool_durations", "varchar[]", TOOL_DURATIONS, "NAME=MILLISECONDS of tools, measured by the coding agent",
+        otel=Attribute(TOOL_DURATIONS), label="tools took (ms, by the agent)",
+    ),
+    Fact(
+        "compaction", "varchar", COMPACTION, "it asks for a summary of the conversation: auto or manual",
+        filter=_OWN_NAME, otel=Attribute(COMPACTION), label="compaction",
+    ),
+    Fact(
+        "compacted", "varchar", COMPACTED, "the first call after a compaction: auto or manual", filter=_OWN_NAME,
+        otel=Attribute(COMPACTED), label="after a compaction",
+    ),
     Fact("for_release", "boolean", is_release_call, "it was made to try a release, by no agent", column="of_release"),
     Fact("uncounted", "boolean", None),
     Fact("reward", "double", _of_reward("value")),

@@ -22,6 +22,7 @@ from urllib.parse import unquote
 from penstock.gateway.model.base import CALL, ID_PATTERN, Role
 from penstock.gateway.model.settings import ADMIN_KEY, READ_KEY, LocalNames
 from penstock.gateway.traffic.calls.call_request import (
+    AGENT_HEADERS,
     NOTED,
     SESSION_HEADERS,
     AddressError,
@@ -29,6 +30,7 @@ from penstock.gateway.traffic.calls.call_request import (
     CallRequest,
     HeadDecision,
     Tunnel,
+    agent_kind,
     from_headers,
     from_path,
 )
@@ -365,6 +367,10 @@ class Admission:
         if address is None:
             named = {low: value for low, value in headers.items() if low in SESSION_HEADERS}
             address = from_headers(named) or self.matcher.match(admitted, hints, request.headers)
+        if request.websocket:
+            admitted.said = {low: value for low, value in headers.items() if low in NOTED}
+        elif address.agent is None and not AGENT_HEADERS.isdisjoint(headers):
+            address = replace(address, agent=agent_kind(headers))
         admitted.address = address
         return admitted
 
@@ -382,18 +388,21 @@ class Admission:
         address = opening.address if of is None else of.address
         call = CallRequest(address, dialect, opening.path, body, opening.direct_pool, opening.token, opening.key)
         call.baggage = opening.baggage
+        call.said = said = _metadata(metadata) if metadata else opening.said
         if of is not None:
             call.peeked, call.conversation = (
                 detached_fields(RequestFields(of.model) if of.peeked is None else of.peeked),
                 EMPTY,
             )
         elif address.origin == "implicit":
-            named = from_headers(_session(metadata)) if metadata else None
+            named = from_headers({name: value for name, value in (said or {}).items() if name in SESSION_HEADERS})
             if named is not None:
                 call.address = replace(named, agent=address.agent)
                 hints.last = named.rollout
             elif not address.session:
                 call.address = self.matcher.match(call, hints)
+        if said and call.address.agent is None:
+            call.address = replace(call.address, agent=agent_kind(said))
         return call
 
     def admit(self, request: HttpRequest, hints: ConnectionHints) -> CallRequest:
@@ -419,6 +428,8 @@ class Admission:
         elif address.origin == "implicit":
             hints.last = address.rollout
         admitted.address = address
+        if request.websocket:
+            admitted.said = {low: value for low, _, value in request.headers if low in NOTED}
         return admitted
 
     def _check_names(self, headers: Mapping[bytes, bytes]) -> None:
@@ -503,6 +514,9 @@ def _decide(request: HttpRequest) -> HeadDecision:
         check_path(below)
     if dialect is OPAQUE or dialect.media:
         form = _form(headers)
+    if address is not None and address.agent is None and not AGENT_HEADERS.isdisjoint(headers):
+        # Each request on a WebSocket says it anew.
+        address = address if request.websocket else replace(address, agent=agent_kind(headers))
     packed, credential = b"content-encoding" in headers, _credential(headers)
     noted = not NOTED.isdisjoint(headers)
     return HeadDecision(address, dialect, below + mark + query, form, packed, credential, _baggage(request), noted)
@@ -555,15 +569,15 @@ def _credential(headers: Mapping[bytes, bytes]) -> str | None:
     return None
 
 
-def _session(metadata: bytes) -> dict[bytes, bytes]:
-    """Codex's metadata of a request on a WebSocket, as the headers that name its session over HTTP."""
+def _metadata(metadata: bytes) -> dict[bytes, bytes]:
+    """Codex's metadata of a request on a WebSocket, as the headers that say the same over HTTP."""
     said = obj(loads(metadata))
     turn = said.get(_TURN)
     said = obj(loads(turn)) | said if isinstance(turn, str) else said
     named = {name.replace("_", "-"): value for name, value in said.items() if isinstance(value, str) and value}
     return {
         header: value.encode("latin-1", "replace")
-        for header in SESSION_HEADERS
+        for header in (*SESSION_HEADERS, *AGENT_HEADERS)
         if (value := named.get(header.decode())) is not None
     }
 

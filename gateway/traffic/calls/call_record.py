@@ -37,7 +37,7 @@ from penstock.gateway.traffic.calls.answer_masking import (
     unencoded,
     without_tokens,
 )
-from penstock.gateway.traffic.calls.call_request import NOTED, RETRY_COUNT, CallRequest
+from penstock.gateway.traffic.calls.call_request import NOTED, RETRY_COUNT, CallRequest, agent_facts
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.wire.dialects.base import EVENT_STREAM, Facts
 from penstock.gateway.wire.dialects.batches import batch_facts as batch_told
@@ -99,6 +99,7 @@ class CallRecord:
     """The record of one call while it runs: the bytes and the facts that its span is made of."""
 
     __slots__ = (
+        "_agent_facts",
         "_encodings",
         "_entry",
         "_held",
@@ -205,6 +206,7 @@ class CallRecord:
         self._entry: SpanEntry | None = None
         self._encodings: tuple[bytes, ...] = ()
         """The content encodings that the client has named."""
+        self._agent_facts: Mapping[str, Any] = NOTHING
 
     @property
     def changed(self) -> bool:
@@ -280,12 +282,13 @@ class CallRecord:
             self._secrets = self._secrets.for_call()
         secrets = self._secrets
         entry.versions, entry.arm, entry.pin = self.versions or None, self.arm, self.pin
-        entry.attributes = {**self.attributes} or None
+        entry.attributes = {**self._agent_facts, **self.attributes} or None
         if self.texts or self.captured or entry.ambiguous:
             prompts = {PROMPTS: self.texts} if self.texts else {}
             captured = {CAPTURED: list(self.captured)} if self.captured else {}
             entry.attributes = {
-                **self.attributes, **prompts, **captured, **({AMBIGUOUS: True} if entry.ambiguous else {})
+                **self._agent_facts, **self.attributes, **prompts, **captured,
+                **({AMBIGUOUS: True} if entry.ambiguous else {}),
             }  # fmt: skip
         answer = b"".join(self.pieces) if final else b""
         if final:
@@ -334,6 +337,7 @@ class CallRecord:
         entry.kind, entry.name, entry.span_id = self.kind, self.name, self.span_id
         if self.trace is not None:
             entry.trace_id, entry.parent_id = self.trace
+        said: dict[bytes, bytes] = {}
         for low, _, value in request.headers if decided is None or decided.noted else ():
             if low not in NOTED:
                 continue
@@ -341,8 +345,12 @@ class CallRecord:
                 self._encodings += (value,)
             elif low == RETRY_COUNT:
                 entry.retried = entry.retried or value not in (b"0", b"")
+            elif low != b"traceparent":
+                said[low] = value
             elif found := span.parse(value.decode("latin-1")):
                 entry.trace_id, entry.parent_id = found
+        if said or call.said:
+            self._agent_facts = agent_facts(call.said or said)
         return entry
 
     def _kept(self, answer: bytes) -> tuple[MaskedBody, MaskedBody, list[Side]]:

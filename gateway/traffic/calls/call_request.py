@@ -12,10 +12,19 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Final, cast, get_args
+from typing import Any, Final, cast, get_args
 from urllib.parse import unquote
 
 from penstock.gateway.model.base import ID_PATTERN, Mode, Origin
+from penstock.gateway.model.facts import (
+    AGENT_ID,
+    CALL_CLASS,
+    COMPACTED,
+    COMPACTION,
+    PARENT_AGENT,
+    PROMPT_ID,
+    TOOL_DURATIONS,
+)
 from penstock.gateway.model.span import members
 from penstock.gateway.traffic.calls.conversations import (
     ConversationFingerprint,
@@ -191,6 +200,60 @@ def path_of(address: CallAddress) -> str:
     return f"/rollout/{address.rollout}/attempt/{address.attempt}{agent}{mode}{prompt}"
 
 
+# The headers in which coding agents say which of their agents makes a call, and what for. Codex says the same on a
+# WebSocket in the body of each request.
+#
+# Claude Code sends the ids of sub-agents always, the rest if CLAUDE_CODE_GATEWAY_HINT_HEADERS is 1.
+
+_KIND: Final = b"x-claude-code-agent-type"
+_CLAUDE_AGENT: Final = b"x-claude-code-agent-id"
+_CODEX_KIND: Final = b"x-openai-subagent"
+_DURATIONS: Final = b"x-claude-code-prev-tool-durations"
+_THREAD: Final = b"thread-id"
+_CODEX_PARENT: Final = b"x-codex-parent-thread-id"
+_FACTS: Final = {
+    _CLAUDE_AGENT: AGENT_ID,
+    b"x-claude-code-parent-agent-id": PARENT_AGENT,
+    b"x-claude-code-request-class": CALL_CLASS,
+    b"x-claude-code-prompt-id": PROMPT_ID,
+    b"x-claude-code-compaction": COMPACTION,
+    b"x-claude-code-context-compacted": COMPACTED,
+    _CODEX_PARENT: PARENT_AGENT,
+}
+"""The fact that each header is."""
+AGENT_HEADERS: Final = frozenset({*_FACTS, _KIND, _CODEX_KIND, _DURATIONS})
+"""Headers that tell of the agent, or what the call is for."""
+SUBAGENT: Final = "subagent"
+"""The name of a sub-agent whose kind the coding agent does not say."""
+
+
+def agent_kind(headers: Mapping[bytes, bytes]) -> str | None:
+    """The kind of sub-agent that headers name, as the name of an agent; None for the main agent."""
+    kind = headers.get(_CODEX_KIND) or headers.get(_KIND)
+    if kind:
+        return _label(kind)
+    return SUBAGENT if _CLAUDE_AGENT in headers or _CODEX_PARENT in headers else None
+
+
+def agent_facts(headers: Mapping[bytes, bytes]) -> dict[str, Any]:
+    """The facts in the headers of a coding agent, by their attributes' names."""
+    found: dict[str, Any] = {fact: _label(headers[name]) for name, fact in _FACTS.items() if headers.get(name)}
+    if _CODEX_KIND in headers and _THREAD in headers:
+        found[AGENT_ID] = _label(headers[_THREAD])
+    if measured := [_measured(one) for one in headers.get(_DURATIONS, b"").decode("latin-1").split(";") if one]:
+        found[TOOL_DURATIONS] = measured
+    return found
+
+
+def _label(value: bytes) -> str:
+    return _UNSAFE.sub("-", _unkeyed(value.decode("latin-1")))[:100]
+
+
+def _measured(entry: str) -> str:
+    name, _, took = entry.strip().rpartition("=")
+    return f"{unquote(name)}={took}"
+
+
 # Connections of a sidecar, which ends an agent's TLS, and names once the rollout and the host of the calls that
 # follow.
 #
@@ -227,7 +290,7 @@ def host_of(target: str) -> tuple[str, int] | None:
 _NO_MATCH: Final = ConversationMatch()
 RETRY_COUNT: Final = b"x-stainless-retry-count"
 """Header in which the SDKs of OpenAI and Anthropic count their retries of a call, from 0."""
-NOTED: Final = frozenset({b"content-encoding", b"traceparent", RETRY_COUNT})
+NOTED: Final = frozenset({b"content-encoding", b"traceparent", RETRY_COUNT, _THREAD, *AGENT_HEADERS})
 """Headers of a request that its span tells of."""
 _UNREAD: Final = "\0"
 """Stands for a model name that was not read yet; no model has this name."""
@@ -308,6 +371,8 @@ class CallRequest:
     """Its request, if it may repeat a call that failed."""
     peeked: RequestFields | None = field(default=None, init=False)
     """Fields that were already read of its body, so that none is read twice."""
+    said: Mapping[bytes, bytes] | None = field(default=None, init=False)
+    """The metadata of a request on a WebSocket, which stands for headers of its own; None over HTTP."""
     _model: str | None = field(default=_UNREAD, init=False)
 
     def set_conversation(self, read: ParsedConversation) -> None:
