@@ -55,6 +55,7 @@ FIXES: Final[dict[FindingCode, str]] = {
     "mixed_versions": "penstock spans {at} --json",
     "for_release": "penstock spans {at}",
     "no_generation": "",
+    "session": "",
     "error": "{again}",
     "refused": "",
     "retry": "",
@@ -139,7 +140,11 @@ def of_head(
 ) -> Iterator[Finding]:
     """Findings from a call's head. `recovered_refusals`: the result of the function of that name."""
     say = partial(finding, rollout=rollout, attempt=attempt.id, sequence=span.sequence)
-    if not by_name(span.dialect).generates:
+    dialect = by_name(span.dialect)
+    if dialect.session:
+        yield say("session", f"{span.dialect}: what its model was told before is not in it, but spread over a session")
+        return
+    if not dialect.generates:
         yield say("no_generation", f"{span.dialect}: no model answered")
         return
     if (span.attributes or {}).get(PREWARM):

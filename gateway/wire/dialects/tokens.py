@@ -615,9 +615,9 @@ BYTES: Final = 4
 """Bytes of text per token, about: of English, of code, of JSON, and of scripts with three bytes a letter."""
 SAMPLE: Final = 8 << 10
 """Bytes at the start of an answer whose texts are measured; the rest is assumed to be alike."""
-_MEDIA_MARKS: Final = (b";base64,", b'"bytes"')
-"""Marks of a request with images or files, whose texts alone are measured. In any other the whole body counts: its
-names and braces make up for what the chat template adds."""
+_MEDIA_MARKS: Final = re.compile(rb';base64,|"(?:bytes|audio|realtimeInput)"')
+"""Matches in a request with images, sound or files, whose texts alone are measured. In any other the whole body counts:
+its names and braces make up for what the chat template adds."""
 _ASKED = re.compile(rb'"(?:content|text|input|output|instructions|system|prompt|arguments|description)' + STRING)
 """Matches the texts in requests; images and other data are left out."""
 
@@ -670,7 +670,7 @@ def lacks_counts(usage: Usage | None, output: bool = True) -> bool:
 def estimate_usage(usage: Usage | None, request: bytes, response: bytes, texts: re.Pattern[bytes]) -> Estimate:
     """An estimate of the counts that are missing in usage. `texts` matches the texts of the answer."""
     asked, said = len(request), 0
-    if _MEDIA_MARKS[0] in request or _MEDIA_MARKS[1] in request:
+    if _MEDIA_MARKS.search(request) is not None:
         asked = sum(map(len, _ASKED.findall(request)))
     if response:
         seen = min(len(response), SAMPLE)
