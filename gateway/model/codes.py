@@ -17,6 +17,7 @@ FindingCode = Literal[
     "mixed_versions",
     "for_release",
     "no_generation",
+    "session",
     "error",
     "refused",
     "interrupted",

@@ -41,7 +41,7 @@ from penstock.gateway.traffic.proxy.call import HttpCall
 from penstock.gateway.traffic.proxy.call_lifecycle import Relay
 from penstock.gateway.traffic.proxy.proxy_context import ProxyContext
 from penstock.gateway.traffic.proxy.rehearsed_call import RehearsedCall
-from penstock.gateway.traffic.proxy.websocket.connection import HandshakeCall
+from penstock.gateway.traffic.proxy.websocket.handshake import HandshakeCall
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool, Connector, connect_inside
 from penstock.gateway.traffic.upstreams.routes import DirectHosts
 from penstock.gateway.wire.dialects import by_name, family, find
@@ -119,6 +119,8 @@ class Dispatch:
             server = self._mcp.servers.find_direct(client.tunnel.direct_pool.address, request.target.decode("latin-1"))
             return self._proxy.admission.admit_tunnelled(request, client.hints, client.tunnel, server)
         if request.websocket:
+            if is_control(request.target):
+                raise ClientFault(426, "websocket", "this path has no WebSockets here: use plain HTTP", "upgrade")
             admitted = self._proxy.admission.admit(request, client.hints)
             if agent_target(request, admitted) is not None:
                 raise ClientFault(400, "websocket", "telemetry is sent by POST: no WebSocket ends here", "upgrade")

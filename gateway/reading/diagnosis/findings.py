@@ -55,6 +55,7 @@ FIXES: Final[dict[FindingCode, str]] = {
     "mixed_versions": "penstock spans {at} --json",
     "for_release": "penstock spans {at}",
     "no_generation": "",
+    "session": "",
     "error": "{again}",
     "refused": "",
     "retry": "",
@@ -139,8 +140,12 @@ def of_head(
 ) -> Iterator[Finding]:
     """Findings from a call's head. `recovered_refusals`: the result of the function of that name."""
     say = partial(finding, rollout=rollout, attempt=attempt.id, sequence=span.sequence)
-    if not by_name(span.dialect).generates:
-        what = "media, and no text of a conversation" if by_name(span.dialect).media else "no model answered"
+    dialect = by_name(span.dialect)
+    if dialect.session:
+        yield say("session", f"{span.dialect}: what its model was told before is not in it, but spread over a session")
+        return
+    if not dialect.generates:
+        what = "media, and no text of a conversation" if dialect.media else "no model answered"
         yield say("no_generation", f"{span.dialect}: {what}")
         return
     if (span.attributes or {}).get(PREWARM):

@@ -383,6 +383,8 @@ def uses_nothing(dialect: Dialect, method: str, path: str, headers: Iterable[tup
     """True if a call uses nothing, whatever its body says. `path`: with its query."""
     if dialect.uses_tokens or not dialect.unknown:
         return not dialect.uses_tokens
+    if dialect.websocket:
+        return False
     overridden = method in _ONLY_ASKS and any(low in _OVERRIDES for low, _, _ in headers)
     return is_free("POST" if overridden else method, path.partition("?")[0])
 

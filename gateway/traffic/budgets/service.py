@@ -115,7 +115,7 @@ class Budgets:
         it. None if it is done at once, no budget counts the call, or it has reserved before. `names`: its model's
         names, by upstream. Raises `Refusal`."""
         request, dialect, record.correct = record.request, call.dialect, self.correct
-        if record.settle is not None or request.websocket:
+        if record.settle is not None or (request.websocket and not dialect.session):
             return None
         if not dialect.uses_tokens and uses_nothing(dialect, request.method, call.path, request.headers):
             return None

@@ -245,6 +245,12 @@ class CallRecord:
         else:
             self.truncated = True
 
+    def add_earlier(self, piece: bytes, now: float) -> None:
+        """Note bytes that came before the answer began: they do not count as its first ones."""
+        first = self.first_byte_ns
+        self.add_pieces([piece], max(now, self.request.started))
+        self.first_byte_ns = first
+
     def note(self, attributes: Mapping[str, Any]) -> None:
         """Add attributes of its span. Those that are there are not changed: the recorder may be reading them."""
         self.attributes = {**self.attributes, **attributes}

@@ -27,10 +27,12 @@ from penstock.gateway.wire.dialects.family import (
     query_parameter_kind,
 )
 from penstock.gateway.wire.dialects.gemini import GeminiCountDialect, GeminiDialect, GeminiEmbeddingsDialect
+from penstock.gateway.wire.dialects.gemini_live import GeminiLiveDialect
 from penstock.gateway.wire.dialects.mcp import McpDialect
 from penstock.gateway.wire.dialects.media import ImagesDialect, SpeechDialect, TranscriptionDialect, VideosDialect
 from penstock.gateway.wire.dialects.messages import CountTokensDialect, MessagesDialect
-from penstock.gateway.wire.dialects.opaque import EmbeddingsDialect, ModelsDialect, OpaqueDialect
+from penstock.gateway.wire.dialects.opaque import EmbeddingsDialect, ModelsDialect, OpaqueDialect, SocketDialect
+from penstock.gateway.wire.dialects.realtime import RealtimeDialect
 from penstock.gateway.wire.dialects.responses import ID, ResponsesDialect, RetrievalDialect
 
 Headers: TypeAlias = Iterable[tuple[bytes, bytes, bytes]]
@@ -55,6 +57,9 @@ DIALECTS: tuple[Dialect, ...] = (
     ModelsDialect(),
     RetrievalDialect("retrieval", ResponsesDialect(), f"(?:/v1)?/responses/{ID}"),
     McpDialect(),
+    RealtimeDialect(),
+    GeminiLiveDialect(),
+    SocketDialect(),
     OPAQUE,
 )
 FAMILIES: Final[dict[str, Family]] = {

@@ -153,14 +153,22 @@ class Dialect(ABC):
     end_marker: bytes | None = None
     """Bytes that stand in the last event of a stream (`is_complete`), and seldom in others."""
     websocket: bool = False
-    """True if the format is spoken on WebSockets too: there messages are requests (`read_client_message`), and events
-    are answers (`read_server_message`)."""
+    """True if the format is spoken on WebSockets: there messages are requests (`read_client_message`), and events are
+    answers (`read_server_message`)."""
+    session: bool = False
+    """True if a WebSocket of this format is one session: what a request refers to was said in earlier messages, and the
+    server may answer unasked. Such a call is never a sample. Both bodies of it are streams of events."""
+    undivided: bool = False
+    """True if the answers of a session cannot be told apart, so that the session is the call."""
+    error_events: bool = True
+    """True if a message of a WebSocket can say an error; otherwise only the reason of its end can."""
     otel: GenAiNames | None = None
     """None where the conventions have no name for the format: its calls are plain HTTP there."""
 
     @abstractmethod
     def matches(self, method: str, path: str) -> bool:
-        """True if a call of this method to this path (no query, below the rollout's address) is in this format."""
+        """True if a call of this method to this path (no query, below the rollout's address) is in this format. The
+        method `WEBSOCKET` stands for the opening of a WebSocket."""
 
     def model(self, request: bytes, path: str = "", asked: RequestFields | None = None) -> str | None:
         """The model a request names in its body or path; None if it names none or cannot be read. `asked`: the fields

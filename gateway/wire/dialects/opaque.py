@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Final
+from urllib.parse import parse_qsl
 
 import msgspec
 
@@ -22,6 +23,7 @@ from penstock.gateway.wire.dialects.loose_json import Json, RequestFields, error
 from penstock.gateway.wire.dialects.parts import body_passages
 from penstock.gateway.wire.dialects.sse import last_data
 from penstock.gateway.wire.dialects.tokens import embeddings_usage, openai_usage
+from penstock.gateway.wire.dialects.websocket_messages import ClientMessageFacts, ClientMessageKind
 
 _TAIL: Final = 3
 """Number of events at the end of a stream, one of which may hold the usage."""
@@ -66,6 +68,48 @@ class OpaqueDialect(Dialect):
     def passages(self, request: bytes, response: bytes, stream: bool, whole: Callable[[], bool]) -> Iterable[Passage]:
         """Both bodies, as far as they are text."""
         return [*body_passages(request, False), *body_passages(response, True)]
+
+
+# Sessions on WebSockets of no known format: all that passes is kept, and no more is read than the model, if the first
+# messages name one. Nothing tells how much they use.
+
+
+class _NamedModel(msgspec.Struct):
+    model: Any = None
+
+
+class _SocketMessage(_NamedModel):
+    session: _NamedModel | None = None
+    setup: _NamedModel | None = None
+
+
+_said = lenient(_SocketMessage)
+
+
+class SocketDialect(OpaqueDialect):
+    name = "websocket"
+    websocket = session = undivided = True
+    error_events = peeks = False
+
+    def matches(self, method: str, path: str) -> bool:
+        """True for the opening of any WebSocket."""
+        return method == "WEBSOCKET"
+
+    @staticmethod
+    def read_client_message(message: bytes) -> ClientMessageFacts:
+        """Look for a model."""
+        said = _said(message)
+        found = (said.model, *(it.model for it in (said.session, said.setup) if it is not None))
+        return ClientMessageFacts(ClientMessageKind.OTHER, model=next(filter(None, map(label, found)), None))
+
+    def model(self, request: bytes, path: str = "", asked: RequestFields | None = None) -> str | None:
+        """The model that a message or the query has named."""
+        named = label(asked.model) if asked is not None else None
+        return named or label(dict(parse_qsl(path.partition("?")[2])).get("model"))
+
+    def facts(self, request: bytes, response: bytes, stream: bool, asked: RequestFields | None = None) -> Facts:
+        """The model."""
+        return Facts(model=self.model(request, asked=asked))
 
 
 # The list of models: `GET /v1/models` and `GET /v1/models/{id}`. It is recorded, and nothing in it is read.

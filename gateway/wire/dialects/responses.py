@@ -87,6 +87,10 @@ LISTS = {
     "response.refusal": ("content", "content_index", "refusal", "refusal"),
     "response.reasoning_text": ("content", "content_index", "reasoning_text", "text"),
     "response.reasoning_summary_text": ("summary", "summary_index", "summary_text", "text"),
+    "response.output_audio_transcript": ("content", "content_index", "output_audio", "transcript"),
+    # The names of the beta of realtime.
+    "response.audio_transcript": ("content", "content_index", "audio", "transcript"),
+    "response.text": ("content", "content_index", "text", "text"),
 }
 """Events of an item's lists, each `.delta` or `.done`: the list, the field that holds the index in it, the part's type,
 and the part's text field, which is also that of its `.done`."""
@@ -109,6 +113,9 @@ ITEM_OF = {
     "response.reasoning_text": "reasoning",
     "response.reasoning_summary_text": "reasoning",
     "response.reasoning_summary_part": "reasoning",
+    "response.output_audio_transcript": "message",
+    "response.audio_transcript": "message",
+    "response.text": "message",
 } | {kind: of for kind, (of, _) in FIELDS.items()}
 """The type of the item that an event continues, for items whose start never came."""
 _MORE = {f"{kind}.{end}": of for kind, of in ITEM_OF.items() for end in ("added", "delta", "done")}
@@ -145,14 +152,14 @@ class EventHead(ErrorFields, gc=False):
 _events = StreamReader(EventHead).events
 
 
-def assembled(body: bytes, problems: list[str]) -> Json:
-    """A stream as a plain answer: the newest value of each field of the response, and its items."""
+def assembled(events: Iterable[Json], problems: list[str]) -> Json:
+    """The events of a stream as a plain answer: the newest value of each field of the response, and its items."""
     answer: Json = {}
     beside: Json = {}
     places = _ItemIndex()
     items: dict[_ItemPosition, list[Json]] = {}
     ended = False
-    for event in chunks(body, problems):
+    for event in events:
         kind, index = text(event.get("type")) or "", event.get("output_index")
         ended = ended or kind in ENDS
         beside |= usage_fields({"usage": event.get("usage")})
@@ -381,6 +388,10 @@ class ResponsesDialect(JsonPostDialect):
     read_client_message = staticmethod(read_client_message)
     read_server_message = staticmethod(read_server_message)
 
+    def matches(self, method: str, path: str) -> bool:
+        """True for a POST to one of the routes, and for a WebSocket there."""
+        return method in ("POST", "WEBSOCKET") and path in self.routes
+
     def system_pointers(self, request: bytes) -> TextPointers:
         """The instructions, then messages of the roles system and developer."""
         asked = _asked(request)
@@ -432,7 +443,7 @@ class ResponsesDialect(JsonPostDialect):
 
     def assemble(self, body: bytes, problems: list[str]) -> Json:
         """The newest value of each field of the response; its items as they were done, or as far as they came."""
-        return assembled(body, problems)
+        return assembled(chunks(body, problems), problems)
 
     def items(self, request: bytes) -> ConversationItems:
         """The instructions, then each item of the input."""
@@ -451,7 +462,8 @@ class ResponsesDialect(JsonPostDialect):
     def reply_fingerprints(self, response: bytes, stream: bool) -> list[bytes]:
         """The fingerprint source of each item of the answer."""
         made = (
-            fingerprint(_message(item, "assistant")) for item in objs(self.answer(response, stream, []).get("output"))
+            fingerprint(item_message(item, "assistant"))
+            for item in objs(self.answer(response, stream, []).get("output"))
         )
         return [said for said in made if said]
 
@@ -464,7 +476,7 @@ class ResponsesDialect(JsonPostDialect):
         """The instructions, then the input."""
         given = asked.get("input")
         items = (item for item in entries(asked, "input", problems) if item.get("type") != ADDITIONAL_TOOLS)
-        said = _merged([_message(item, "user") for item in items])
+        said = _merged([item_message(item, "user") for item in items])
         if isinstance(given, str):
             said = [Message(role="user", parts=content_parts(given))]
         return with_instructions(content_parts(asked.get("instructions")), said)
@@ -479,7 +491,7 @@ class ResponsesDialect(JsonPostDialect):
 
     def choices(self, answer: Json) -> list[Choice]:
         """One choice, of all items."""
-        parts = [part for item in objs(answer.get("output")) for part in _message(item, "assistant").parts]
+        parts = [part for item in objs(answer.get("output")) for part in item_message(item, "assistant").parts]
         finish = text(_finish(answer.get("status"), answer.get("incomplete_details")))
         return [Choice(message=Message(role="assistant", parts=parts), finish=finish)] if answer.get("output") else []
 
@@ -537,7 +549,8 @@ def _is_call(kind: Any, call_id: Any) -> bool:
     return isinstance(kind, str) and kind.endswith("_call") and isinstance(call_id, str)
 
 
-def _message(item: Json, role: str) -> Message:
+def item_message(item: Json, role: str) -> Message:
+    """An item as a message; `role`: of one that names none."""
     kind = text(item.get("type")) or "message"
     if kind == "message":
         return Message(role=text(item.get("role")) or role, parts=content_parts(item.get("content")))

@@ -659,9 +659,9 @@ SAMPLE: Final = 8 << 10
 """Bytes at the start of an answer whose texts are measured; the rest is assumed to be alike."""
 TOKEN_IDS: Final = b'"prompt_token_ids"'
 """Stands in an answer with token ids."""
-_MEDIA_MARKS: Final = (b";base64,", b'"bytes"')
-"""Marks of a request with images or files, whose texts alone are measured. In any other the whole body counts: its
-names and braces make up for what the chat template adds."""
+_MEDIA_MARKS: Final = (b";base64,", b'"bytes"', b'"audio"', b'"realtimeInput"')
+"""Marks of a request with images, sound or files, whose texts alone are measured. In any other the whole body counts:
+its names and braces make up for what the chat template adds."""
 _ASKED = re.compile(rb'"(?:content|text|input|output|instructions|system|prompt|arguments|description)' + STRING)
 """Matches the texts in requests; images and other data are left out."""
 
@@ -719,7 +719,7 @@ def estimate_usage(
     """An estimate of the counts that are missing in usage. `texts` matches the texts of the answer; `left_out`: bytes
     of those that were taken out of it."""
     asked, said = len(request), 0
-    if _MEDIA_MARKS[0] in request or _MEDIA_MARKS[1] in request:
+    if any(mark in request for mark in _MEDIA_MARKS):
         asked = sum(map(len, _ASKED.findall(request)))
     if response:
         seen = min(len(response), SAMPLE)

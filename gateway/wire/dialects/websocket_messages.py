@@ -57,6 +57,12 @@ class ClientMessageFacts(NamedTuple):
     """The id of the response that it continues or steers."""
     metadata: bytes = b""
     """The client's metadata about the request, as JSON: in the body, since a WebSocket has one set of headers."""
+    model: str | None = None
+    """The model that the session has from here on."""
+    event: str | None = None
+    """The client's own id of the message, by which an error names it."""
+    most: Any = None
+    """Most tokens of the answer, as the request says it."""
 
 
 class ServerMessageFacts(NamedTuple):
@@ -72,6 +78,16 @@ class ServerMessageFacts(NamedTuple):
     """The id of steering input."""
     status: int = 101
     """The HTTP status of an answer that ends with this message."""
+    model: str | None = None
+    """The model that the session has from here on."""
+    transcriber: str | None = None
+    """The model that writes down what users of the session say."""
+    transcribes: bool = False
+    """True if `response` is not a response, but a user's item that is written down."""
+    event: str | None = None
+    """The client's id of the message that an error is about."""
+    conflict: bool = False
+    """True if a request failed because another response ran."""
 
 
 class _ResponseIds(msgspec.Struct):

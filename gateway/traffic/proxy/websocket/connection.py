@@ -25,24 +25,16 @@ from penstock.gateway.model.facts import STEER_FATE, STEER_TARGET, STEER_TEXT
 from penstock.gateway.model.known_secrets import BodyContext
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import Transaction
-from penstock.gateway.traffic.calls.call_request import CallRequest
-from penstock.gateway.traffic.proxy.call import HttpCall
 from penstock.gateway.traffic.proxy.call_lifecycle import CallState
 from penstock.gateway.traffic.proxy.proxy_context import ProxyContext
 from penstock.gateway.traffic.proxy.websocket.lanes import CallInstruction, LaneTable
-from penstock.gateway.traffic.proxy.websocket.websocket_call import (
-    WebSocketCall,
-    WebSocketChannel,
-    WebSocketContext,
-    check_passthrough,
-)
-from penstock.gateway.wire.dialects import family, find
-from penstock.gateway.wire.dialects.base import Dialect
+from penstock.gateway.traffic.proxy.websocket.websocket_call import WebSocketCall, WebSocketChannel, WebSocketContext
+from penstock.gateway.wire.dialects import family
 from penstock.gateway.wire.dialects.loose_json import label, loads, obj
 from penstock.gateway.wire.dialects.websocket_messages import ClientMessageFacts, ClientMessageKind, ServerMessageKind
 from penstock.gateway.wire.http.client_connection import ClientConnection
 from penstock.gateway.wire.http.headers import header_fields, refusal_body
-from penstock.gateway.wire.http.request import ClientFault, HttpRequest, Refusal
+from penstock.gateway.wire.http.request import ClientFault, Refusal
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
 from penstock.gateway.wire.http.websocket import (
     BINARY,
@@ -59,7 +51,6 @@ from penstock.gateway.wire.http.websocket import (
     close_frame,
     frame,
     negotiated_deflate,
-    supports_extensions,
 )
 from penstock.gateway.work.operations import SpanOperations
 
@@ -69,7 +60,8 @@ from penstock.gateway.work.operations import SpanOperations
 # gateway's own, since a compressed message may refer to earlier ones, including the dropped one. The gateway's own
 # messages to the client go between two messages of the upstream.
 
-DATA = (TEXT, BINARY)
+DATA: Final = (TEXT, BINARY)
+"""The opcodes of messages."""
 
 
 class ClientMessageForwarder:
@@ -252,7 +244,11 @@ class WebSocketConnection(WebSocketChannel):
             return
         if message.kind == CLOSE:
             self._leaves = self._leaves or _BY_CLIENT
+        self._note_sent(message, said)
         self._out.forward(message)
+
+    def _note_sent(self, message: WebSocketMessage, said: ClientMessageFacts) -> None:
+        """Called with a message, or a control frame, that passes without being a request."""
 
     def _ask(self, message: WebSocketMessage, said: ClientMessageFacts) -> None:
         admission, way, lane, target, of = self._shared.admission, self.context, said.lane, None, None
@@ -454,8 +450,13 @@ class WebSocketConnection(WebSocketChannel):
             return
         if self._over:
             self.client.close()
-        elif self._retires is not None and not self._lanes.busy and self._waiting is None:
+        elif self._retires is not None and not self.busy and self._waiting is None:
             self.close(*self._retires)
+
+    @property
+    def busy(self) -> bool:
+        """True while something is under way that ends by itself."""
+        return self._lanes.busy
 
     def drain(self) -> None:
         self._retires = self._retires or (GOING_AWAY, "the gateway stops")
@@ -495,58 +496,3 @@ class WebSocketConnection(WebSocketChannel):
 
 def _add(entry: SpanEntry, tape: Transaction) -> None:
     SpanOperations(tape).add([entry], entry.end_ns or 0)
-
-
-# The request that opens a WebSocket. If the server does not agree, it is a call like any other; if the server does,
-# only the calls on the WebSocket are recorded.
-#
-# Only unchanged messages can pass on a WebSocket. If a body may have to change, or a call's destination depends on
-# its model, the client is told to use plain HTTP (426), which clients do that can speak both.
-
-
-class HandshakeCall(HttpCall):
-    """The call that opens a WebSocket."""
-
-    __slots__ = ("_spoken",)
-
-    def __init__(
-        self, shared: ProxyContext, client: ClientConnection, request: HttpRequest, admitted: CallRequest
-    ) -> None:
-        """Raises `ClientFault` if no WebSocket is possible."""
-        admitted.dialect = self._spoken = _dialect(shared, request, admitted)
-        super().__init__(shared, client, request, admitted)
-        # It is recorded only if it fails.
-        self._announced = True
-
-    def on_switched(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bool:
-        """Called when the server agrees: start the `WebSocketConnection`. False if the call has already ended."""
-        shared, pool, now = self._shared, self.record.pool, self.state is CallState.SENT
-        assert pool is not None
-        if not now:
-            return False
-        pool.health.answered(monotonic())
-        del shared.running[self]
-        shared.metrics.inflight_calls -= 1
-        self._move(CallState.ENDING)
-        self._move(CallState.ENDED)
-        self.connection = None
-        way = WebSocketContext(self._admitted, self._spoken, self.request, pool, self.record.sent, head)
-        made = WebSocketConnection(shared, self.client, connection, way)
-        connection.switch(made)
-        self.client.transport.write(self.own.hide(head))
-        self.client.switch(made)
-        if raw:
-            made.on_upstream_data(raw)
-        return True
-
-
-def _dialect(shared: ProxyContext, request: HttpRequest, admitted: CallRequest) -> Dialect:
-    """The dialect of its messages; raises `ClientFault` if no WebSocket is possible."""
-    dialect, why = find("POST", admitted.path.partition("?")[0]), None
-    offers = [value for low, _, value in request.headers if low == b"sec-websocket-extensions"]
-    if request.method != "GET" or request.http10 or not dialect.websocket:
-        why = "this path has no WebSockets here"
-    elif not supports_extensions(offers):
-        why = "only permessage-deflate is understood of WebSocket extensions"
-    check_passthrough(shared, why)
-    return dialect

@@ -8,6 +8,7 @@ call, and if another request takes it along, or none does, it never becomes one 
 
 from __future__ import annotations
 
+import base64
 import re
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from penstock.gateway.wire.dialects.loose_json import RequestFields
 from penstock.gateway.wire.dialects.websocket_messages import join_messages
 from penstock.gateway.wire.http.client_connection import ClientConnection
 from penstock.gateway.wire.http.request import ClientFault, HttpRequest, Refusal, UpstreamFault
+from penstock.gateway.wire.http.websocket import BINARY, TEXT
 
 # The data that all calls on a WebSocket share, and the check whether WebSockets are possible.
 
@@ -156,8 +158,9 @@ class WebSocketCall(CallLifecycle):
 
     def _check(self) -> None:
         self._shared.metrics.ambiguous_calls += self._admitted.address.ambiguous
-        # A resource may have been released since the connection was opened.
-        check_passthrough(self._shared)
+        if not self._on.context.dialect.session:
+            # A resource may have been released since the connection was opened.
+            check_passthrough(self._shared)
         if self._shared.recorder.failing is not None:
             self._shared.check_gap(self._admitted)
         # Steering input needs no place, and may be no call: its successor has the place of the response before it.
@@ -245,13 +248,13 @@ class WebSocketCall(CallLifecycle):
 
     # Its answer -----------------------------------------------------------------------------------------------------
 
-    def record_message(self, message: bytes, now: float) -> None:
-        """Record a message of the answer. `now`: monotonic seconds."""
+    def record_message(self, message: bytes, now: float, kind: int = TEXT) -> None:
+        """Record a message of the answer. `now`: monotonic seconds; `kind`: its opcode."""
         if not self.started:
             self.started = True
             self._move(CallState.STREAMING)
         self.touched = now
-        self.record.add_pieces([as_event(message)], now)
+        self.record.add_pieces([as_event(message, kind)], now)
 
     def complete(self, status: int) -> None:
         """End the call: its last message has come."""
@@ -334,9 +337,17 @@ class WebSocketCall(CallLifecycle):
         self._shared.recorder.put(record, self._recorded)
 
 
-def as_event(message: bytes) -> bytes:
-    """A message as an event of a stream; each of its lines becomes a data line."""
-    return b"data: %b\n\n" % _LINE_END.sub(rb"\g<0>data: ", message)
+def as_event(message: bytes, kind: int = TEXT) -> bytes:
+    """A message as an event of a stream; each of its lines becomes a data line. A binary message is an event `binary`,
+    or `base64` if it is no text."""
+    named = b""
+    if kind == BINARY:
+        try:
+            _ = message.decode()
+            named = b"event: binary\n"
+        except UnicodeDecodeError:
+            named, message = b"event: base64\n", base64.b64encode(message)
+    return b"%bdata: %b\n\n" % (named, _LINE_END.sub(rb"\g<0>data: ", message))
 
 
 def _request(opening: HttpRequest, body: bytes, epoch_ns: int) -> HttpRequest:

@@ -239,7 +239,7 @@ async def test_where_bodies_may_have_to_change_there_is_plain_http(rig: Rig) -> 
 
 
 async def test_paths_and_extensions_that_are_not_understood(rig: Rig) -> None:
-    for path in ("/v1/realtime", "/api/changes"):
+    for path in ("/mcp/tools", "/api/changes"):
         assert "this path has no WebSockets here" in await rig.refused(path)
     said = await rig.refused(**{"Sec-WebSocket-Extensions": "permessage-deflate, mux"})
     assert "only permessage-deflate is understood" in said

@@ -1,0 +1,281 @@
+"""OpenAI's realtime API by the official SDK: each response is a span, also one that nobody asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from fakes.budgets import budget
+from fakes.rig import Within
+from fakes.sessions import Json, Peer, Rig, session_rig
+from fakes.waiting import until
+from openai import AsyncAzureOpenAI, AsyncOpenAI
+from websockets.exceptions import ConnectionClosed
+
+from penstock.gateway.model.facts import SESSION, UNATTRIBUTED, UNRELEASED
+
+USAGE: Json = {
+    "total_tokens": 60, "input_tokens": 40, "output_tokens": 20,
+    "input_token_details": {
+        "text_tokens": 10, "audio_tokens": 30, "image_tokens": 0, "cached_tokens": 8,
+        "cached_tokens_details": {"text_tokens": 0, "audio_tokens": 8, "image_tokens": 0},
+    },
+    "output_token_details": {"text_tokens": 5, "audio_tokens": 15},
+}  # fmt: skip
+STARTED: Json = {
+    "type": "session.created", "event_id": "e0",
+    "session": {
+        "type": "realtime", "id": "sess_1", "model": "gpt-realtime-2026", "instructions": "Be kind.",
+        "audio": {"input": {"transcription": {"model": "gpt-4o-transcribe"}}},
+    },
+}  # fmt: skip
+SOUND = "UklG" * 400
+
+
+def message(words: str, id: str = "item_a") -> Json:
+    content: list[Json] = [{"type": "output_audio", "transcript": words}]
+    return {"id": id, "type": "message", "role": "assistant", "status": "completed", "content": content}
+
+
+def calling(name: str, arguments: str) -> Json:
+    return {"id": "item_f", "type": "function_call", "call_id": "call_1", "name": name, "arguments": arguments}
+
+
+def begun(id: str) -> Json:
+    return {"type": "response.created", "event_id": f"e_{id}", "response": {"id": id, "status": "in_progress"}}
+
+
+def done(id: str, *output: Json, status: str = "completed", **more: Any) -> Json:
+    head: Json = {"id": id, "status": status, "output": list(output), "usage": USAGE, **more}
+    return {"type": "response.done", "event_id": f"d_{id}", "response": head}
+
+
+def heard(item: str, words: str, **usage: Any) -> list[Json]:
+    kind = "conversation.item.input_audio_transcription"
+    about: Json = {"item_id": item, "content_index": 0, "event_id": "t"}
+    return [
+        {"type": f"{kind}.delta", "delta": words, **about},
+        {"type": f"{kind}.completed", "transcript": words, "usage": usage, **about},
+    ]
+
+
+@asynccontextmanager
+async def session(rig: Rig, azure: bool = False) -> AsyncGenerator[tuple[Any, Peer]]:
+    """The SDK's connection, and the host's end of it."""
+    if azure:
+        url = rig.base.replace("http", "ws") + "/openai"
+        made = AsyncAzureOpenAI(
+            azure_endpoint=rig.base, websocket_base_url=url, api_version="2025-04-01", api_key="not-real"
+        )
+    else:
+        made = AsyncOpenAI(base_url=rig.base + "/v1", api_key="sk-not-real")
+    async with made as client, client.realtime.connect(model="gpt-realtime") as connection:
+        yield connection, await rig.accepted.get()
+
+
+async def until_type(connection: Any, kind: str) -> Any:
+    while (event := await connection.recv()).type != kind:
+        pass
+    return event
+
+
+@pytest.fixture
+async def rig(within: Within, request: pytest.FixtureRequest) -> AsyncGenerator[Rig]:
+    async with session_rig(within, "openai", getattr(request, "param", {})) as made:
+        yield made
+
+
+async def test_each_response_is_a_span_with_what_was_said_before_it(rig: Rig) -> None:
+    async with session(rig) as (client, host):
+        await host.say(STARTED)
+        tool = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
+        await client.session.update(session={"type": "realtime", "instructions": "Be brief.", "tools": [tool]})
+        item: Any = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Weather?"}]}
+        await client.conversation.item.create(item=item)
+        await client.response.create()
+        _ = [await host.hear() for _ in range(3)]
+        await host.say(begun("r1"), done("r1", calling("weather", '{"at":"Bern"}')))
+        _ = await until_type(client, "response.done")
+        result: Any = {"type": "function_call_output", "call_id": "call_1", "output": "rain"}
+        await client.conversation.item.create(item=result)
+        await client.response.create(response={"max_output_tokens": 50})
+        _ = [await host.hear() for _ in range(2)]
+        delta = {"item_id": "item_a", "output_index": 0, "content_index": 0, "response_id": "r2", "event_id": "x"}
+        await host.say(begun("r2"), {"type": "response.output_audio.delta", "delta": SOUND, **delta})
+        await host.say({"type": "response.output_audio_transcript.delta", "delta": "It rains.", **delta})
+        await host.say(done("r2", message("It rains.")))
+        _ = await until_type(client, "response.done")
+    one, two = await rig.spans(2)
+    assert [(it.kind, it.dialect, it.model, it.upstream, it.status, it.http_status) for it in (one, two)] == [
+        ("llm", "realtime", "gpt-realtime", "host", "ok", 101)
+    ] * 2
+    assert (one.model_served, one.response_id, one.finish, one.tool_calls) == (
+        "gpt-realtime-2026",
+        "r1",
+        "completed",
+        1,
+    )
+    assert (one.attributes or {})[SESSION] == (two.attributes or {})[SESSION]
+    assert two.usage is not None
+    assert (two.usage.input_tokens, two.usage.output_tokens, two.usage.cached_tokens) == (40, 20, 8)
+    assert two.usage.billed == {"input_audio": 30, "output_audio": 15, "cached_audio": 8}
+    assert await rig.said(one) == (["system: Be brief.", "user: Weather?"], 'weather({"at":"Bern"})')
+    assert await rig.said(two) == (["tool: rain"], "It rains.")
+    ((path, headers),) = rig.opened
+    assert (path, headers["authorization"]) == ("/v1/realtime?model=gpt-realtime", "Bearer sk-not-real")
+    sent = [event(it) for it in host.heard]
+    assert await rig.tape.raw(one, "request") == b"".join(sent[:3])
+    assert await rig.tape.raw(two, "request") == b"".join(sent[3:])
+    came = [event(it) for it in host.said]
+    assert await rig.tape.raw(one, "response") + await rig.tape.raw(two, "response") == b"".join(came)
+    detail = (await rig.tape.detail(one)).turn
+    assert detail is not None
+    assert [tool.name for tool in detail.tools] == ["weather"]
+
+
+def event(message: str | bytes) -> bytes:
+    assert isinstance(message, str)
+    return b"data: %b\n\n" % message.encode()
+
+
+async def test_voice_detection_makes_responses_and_a_transcription_is_a_call_of_its_model(rig: Rig) -> None:
+    async with session(rig) as (client, host):
+        await host.say(STARTED)
+        for _ in range(3):
+            await client.input_audio_buffer.append(audio=SOUND)
+            _ = await host.hear()
+        await host.say({"type": "input_audio_buffer.committed", "item_id": "item_u", "event_id": "c"}, begun("r1"))
+        await host.say(*heard("item_u", "Hello there", type="tokens", input_tokens=30, output_tokens=4))
+        await host.say({"type": "input_audio_buffer.speech_started", "item_id": "item_v", "event_id": "s"})
+        cut = {"status_details": {"type": "cancelled", "reason": "turn_detected"}}
+        await host.say(done("r1", message("Hel"), status="cancelled", **cut))
+        _ = await until_type(client, "response.done")
+    one, two = sorted(await rig.spans(2), key=lambda span: span.model or "", reverse=True)
+    assert (one.model, one.status, one.finish, UNATTRIBUTED in (one.attributes or {})) == (
+        "gpt-realtime", "ok", "turn_detected", False,
+    )  # fmt: skip
+    assert await rig.said(one) == (["system: Be kind.", "user: media"], "Hel")
+    assert (two.model, two.status) == ("gpt-4o-transcribe", "ok")
+    assert two.usage is not None
+    assert (two.usage.input_tokens, two.usage.output_tokens) == (30, 4)
+    assert await rig.said(two) == ([], "Hello there")
+    found = await rig.tape.get("/api/rollouts/r1/diagnosis")
+    assert "session" in json.dumps(found)
+
+
+async def test_responses_beside_each_other_and_errors_find_their_calls(rig: Rig) -> None:
+    async with session(rig) as (client, host):
+        await client.response.create(event_id="mine")
+        await client.response.create(event_id="yours", response={"conversation": "none"})
+        _ = [await host.hear() for _ in range(2)]
+        await host.say(begun("r1"), begun("r2"), done("r2", message("two")), done("r1", message("one")))
+        await client.response.create(event_id="late")
+        _ = await host.hear()
+        error = {"type": "invalid_request_error", "code": "bad", "message": "no", "event_id": "late"}
+        await host.say({"type": "error", "event_id": "e", "error": error})
+        _ = await until_type(client, "error")
+    spans = await rig.spans(3)
+    found = {(span.response_id, span.status, span.http_status) for span in spans}
+    assert found == {("r1", "ok", 101), ("r2", "ok", 101), (None, "error", 400)}
+    texts = {span.response_id: (await rig.said(span))[1] for span in spans if span.response_id}
+    assert texts == {"r1": "one", "r2": "two"}
+
+
+async def test_a_request_whose_place_a_response_of_the_server_took_is_marked(rig: Rig) -> None:
+    async with session(rig) as (client, host):
+        await client.response.create(event_id="mine")
+        _ = await host.hear()
+        error = {"type": "invalid_request_error", "message": "Conversation already has an active response: r1"}
+        await host.say(begun("r1"), {"type": "error", "event_id": "e", "error": error | {"event_id": "mine"}})
+        await host.say(done("r1", message("Hello")))
+        _ = await until_type(client, "response.done")
+    span = (await rig.spans(2))[0]
+    assert (span.attributes or {})[UNATTRIBUTED] is True
+
+
+async def test_what_no_response_takes_is_a_span_that_uses_nothing(rig: Rig) -> None:
+    async with session(rig) as (client, host):
+        await host.say(STARTED)
+        await client.input_audio_buffer.append(audio=SOUND)
+        _ = await host.hear()
+        _ = await client.recv()
+    (span,) = await rig.spans(1)
+    assert (span.status, span.response_id, span.tool_calls) == ("ok", None, 0)
+    assert span.usage is not None
+    assert (span.usage.input_tokens, span.usage.output_tokens) == (0, 0)
+    assert await rig.said(span) == (["system: Be kind.", "user: media"], "")
+
+
+async def test_a_long_session_is_kept_in_parts(rig: Rig) -> None:
+    sound = "A" * (1 << 18)
+    async with session(rig) as (client, host):
+        for _ in range(9):
+            await client.input_audio_buffer.append(audio=sound)
+            _ = await host.hear()
+        assert len(await rig.spans(2)) == 2, "before the session ends"
+    spans = await rig.spans(3)
+    assert b"".join([await rig.tape.raw(span, "request") for span in spans]) == b"".join(map(event, host.heard))
+
+
+@pytest.mark.parametrize("rig", [{"budget": [budget(limit=1)]}], indirect=True)
+async def test_a_used_up_budget_refuses_requests_and_openings(rig: Rig) -> None:
+    async with session(rig) as (client, host):
+        await client.response.create()
+        _ = await host.hear()
+        await host.say(begun("r1"), done("r1", message("one")))
+        _ = await until_type(client, "response.done")
+        await client.response.create(event_id="second")
+        error = (await until_type(client, "error")).error
+        assert (error.code, error.event_id) == ("budget", "second")
+        assert len(host.heard) == 1
+    with pytest.raises(Exception, match="429"):
+        async with session(rig):
+            pass
+
+
+@pytest.mark.parametrize("rig", [{"budget": [budget(limit=1)]}], indirect=True)
+async def test_a_response_that_nobody_asked_for_ends_a_session_without_a_budget(rig: Rig) -> None:
+    async with session(rig) as (client, host):
+        await host.say(begun("r1"), done("r1", message("one")), begun("r2"))
+        assert (await until_type(client, "error")).error.code == "budget"
+        with pytest.raises(ConnectionClosed):
+            _ = await client.recv()
+    await until(lambda: _async(host.connection.close_code is not None))
+    one, two = await rig.spans(2)
+    assert ((one.status, one.response_id), (two.status, two.error)) == (("ok", "r1"), ("error", "budget"))
+
+
+async def _async(value: bool) -> bool:
+    return value
+
+
+async def test_azures_addresses_name_a_deployment(within: Within) -> None:
+    async with session_rig(within, "azure") as rig, session(rig, azure=True) as (client, host):
+        await client.response.create()
+        _ = await host.hear()
+        await host.say(begun("r1"), done("r1", message("one")))
+        _ = await until_type(client, "response.done")
+        await client.close()
+        (span,) = await rig.spans(1)
+    ((path, headers),) = rig.opened
+    assert path.startswith("/openai/realtime?")
+    assert "deployment=gpt-realtime" in path
+    assert headers["api-key"] == "not-real"
+    assert (span.model, span.dialect) == ("gpt-realtime", "realtime")
+
+
+async def test_a_release_does_not_reach_a_session_and_says_so(rig: Rig) -> None:
+    prompt = {"kind": "prompt", "content": {"text": "You are a helpful assistant."}}
+    async with rig.tape.http.post(f"{rig.url}/api/resources/greeting", json=prompt) as made:
+        assert made.status in (200, 201)
+    async with session(rig) as (client, host):
+        await client.response.create()
+        _ = await host.hear()
+        await host.say(begun("r1"), done("r1", message("one")))
+        _ = await until_type(client, "response.done")
+    (span,) = await rig.spans(1)
+    assert (span.attributes or {})[UNRELEASED] is True
+    assert (span.versions, span.arm) == (None, None)
