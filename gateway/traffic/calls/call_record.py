@@ -446,6 +446,7 @@ class CallRecord:
                 if unwrapped is None:
                     return
                 dialect, response = unwrapped
+                brief = response
             whole = entry.status == "ok" and not self.truncated
             usage = entry.usage
             if TOKEN_IDS in brief:
