@@ -10,6 +10,7 @@ from typing import Final, TypeAlias
 from penstock.gateway.wire.dialects.base import Dialect
 from penstock.gateway.wire.dialects.bedrock import ConverseDialect
 from penstock.gateway.wire.dialects.chat import ChatDialect, CompletionsDialect
+from penstock.gateway.wire.dialects.codeassist import CodeAssistCountDialect, CodeAssistDialect
 from penstock.gateway.wire.dialects.family import (
     ANTHROPIC,
     BEDROCK,
@@ -24,9 +25,17 @@ from penstock.gateway.wire.dialects.family import (
     query_parameter_kind,
 )
 from penstock.gateway.wire.dialects.gemini import GeminiCountDialect, GeminiDialect, GeminiEmbeddingsDialect
+from penstock.gateway.wire.dialects.interactions import RETRIEVAL, InteractionsDialect
 from penstock.gateway.wire.dialects.mcp import McpDialect
 from penstock.gateway.wire.dialects.messages import CountTokensDialect, MessagesDialect
 from penstock.gateway.wire.dialects.opaque import EmbeddingsDialect, ModelsDialect, OpaqueDialect
+from penstock.gateway.wire.dialects.openai_operations import (
+    CompactionDialect,
+    ConversationsDialect,
+    DecisionsDialect,
+    InputTokensDialect,
+    ModerationsDialect,
+)
 from penstock.gateway.wire.dialects.responses import ID, ResponsesDialect, RetrievalDialect
 
 Headers: TypeAlias = Iterable[tuple[bytes, bytes, bytes]]
@@ -38,12 +47,21 @@ DIALECTS: tuple[Dialect, ...] = (
     CompletionsDialect(),
     EmbeddingsDialect(),
     CountTokensDialect(),
+    CompactionDialect(),
+    InputTokensDialect(),
+    DecisionsDialect(),
+    ModerationsDialect(),
+    ConversationsDialect(),
     GeminiDialect(),
     GeminiCountDialect(),
     GeminiEmbeddingsDialect(),
+    InteractionsDialect(),
+    CodeAssistDialect(),
+    CodeAssistCountDialect(),
     ConverseDialect(),
     ModelsDialect(),
     RetrievalDialect("retrieval", ResponsesDialect(), f"(?:/openai)?(?:/v1)?/responses/{ID}"),
+    RetrievalDialect("interaction_retrieval", InteractionsDialect(), RETRIEVAL),
     McpDialect(),
     OPAQUE,
 )
