@@ -90,7 +90,7 @@ class CallCompletion(msgspec.Struct):
     rollout: str
     answer: int
     weight: int
-    response: str | None
+    names: list[str]
 
 
 class CallFailure(msgspec.Struct):
@@ -200,7 +200,7 @@ class ConversationServer:
         found = worker.under_way.pop(said.number, None) or ConversationMatch()
         hints = worker.of(said.connection, said.peer)
         answer = _RemoteAnswer(link, said.answer, said.weight)
-        self._joining.remember_answer(found, said.key, hints, said.rollout, answer, said.response)
+        self._joining.remember_answer(found, said.key, hints, said.rollout, answer, said.names)
 
 
 class ConversationClient:
@@ -238,7 +238,7 @@ class ConversationClient:
         hints: ConnectionHints,
         rollout: str,
         answer: UnreadAnswer,
-        response: str | None,
+        names: list[str],
     ) -> None:
         """Report an answered call as `ConversationMatcher.remember_answer` does."""
         number = next(self._numbers)
@@ -248,7 +248,7 @@ class ConversationClient:
             # The first worker keeps as many of all workers together.
             while self._weight > UNREAD_BYTES:
                 self._weight -= self._answers.popitem(last=False)[1].weight
-        ended = CallCompletion(found.number, key, hints.number, hints.peer, rollout, number, answer.weight, response)
+        ended = CallCompletion(found.number, key, hints.number, hints.peer, rollout, number, answer.weight, names)
         self._member.notify("remember", ended)
 
     def undo(self, found: ConversationMatch, key: int | None) -> None:

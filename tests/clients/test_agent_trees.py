@@ -10,17 +10,16 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
-from clients.profiles import NOWHERE, PROFILES
+from clients.profiles import PROFILES
 from conftest import StartGateway
 from fakes.process import upstreams
 from fakes.provider import Provider
 from fakes.tape import Tape
 
-from examples.demo.model import DemoAnswer, DemoToolCall, Json, as_messages
+from examples.demo.model import DemoAnswer, DemoToolCall, Json
 
 CLAUDE = next(profile for profile in PROFILES if profile.client == "Claude Code")
 CODEX = next(profile for profile in PROFILES if profile.client == "Codex")

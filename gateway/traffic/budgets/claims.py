@@ -7,7 +7,7 @@ bytes, and so is content that a request only names: a file, a URL, an earlier re
 its request allows.
 
 No call is free because it was not understood. A call counts as unread unless its format is known and its body could be
-read, or it uses nothing: by its method, or by the form of its path (`_FREE`). Each budget says what happens to an
+read, or it uses nothing: by its method, or by the form of its path (`FREE`). Each budget says what happens to an
 unread call (`Budget.unread`).
 
 A refusal (429) tells which budget, and when it frees, in `Retry-After` and in the headers of
@@ -37,6 +37,7 @@ from penstock.gateway.traffic.budgets.operations import MOST, BudgetClaim, Budge
 from penstock.gateway.traffic.calls.call_record import CallRecord
 from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.wire.dialects.base import Dialect
+from penstock.gateway.wire.dialects.family import CHOICE, path_pattern
 from penstock.gateway.wire.dialects.loose_json import (
     MOST_OBJECTS,
     RequestFields,
@@ -45,7 +46,6 @@ from penstock.gateway.wire.dialects.loose_json import (
     is_bulky,
     lenient,
     loads,
-    peek,
 )
 from penstock.gateway.wire.http.redaction import url as redact_url
 from penstock.gateway.wire.http.request import ClientFault, Refusal
@@ -130,7 +130,7 @@ def bound_of(prompts: PromptCounter, call: CallRequest, record: CallRecord) -> T
     if record.body is not call.body and record.changed:
         prompt = max(prompt, prompts.tokens((*conversation, "sent"), record.plain))
     if call.peeked is None:
-        call.peeked = peek(call.body)
+        call.peeked = call.dialect.request_fields(call.body)
     return bound(call.dialect, call.peeked, prompt)
 
 
@@ -145,7 +145,7 @@ def unread_of(call: CallRequest, record: CallRecord) -> UnreadCall | None:
         read = not packed and call.model is not None
         return None if read else unread_call(call.dialect, record.request.method, call.path)
     if call.peeked is None and call.dialect.uses_tokens and not packed:
-        call.peeked = peek(call.body)
+        call.peeked = call.dialect.request_fields(call.body)
     if is_read(call.dialect, call.peeked, call.body, packed):
         return None
     return unread_call(call.dialect, record.request.method, call.path)
@@ -160,8 +160,8 @@ IMAGE: Final = 8192
 ANSWER_TOKENS: Final = 8192
 """Tokens that are reserved for an answer to which its request sets no limit."""
 _NAMES: Final = (
-    "file_url", "file_id", "fileUri", "file_uri", "previous_response_id", "conversation", "cachedContent",
-    "cached_content",
+    "file_url", "file_id", "fileUri", "file_uri", "previous_response_id", "previous_interaction_id", "conversation",
+    "cachedContent", "cached_content",
 )  # fmt: skip
 _APART = re.compile(
     rb'"(?=[dfiprctsUR/\\])(?=data:|file|iVB|ima|prev|R0l|conve|cached|type"|s3L|Ukl|/9j|\\/9j)'
@@ -340,26 +340,45 @@ def _prompts(raw: msgspec.Raw) -> int:
 _ONLY_ASKS: Final = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
 _OVERRIDES: Final = frozenset({b"x-http-method-override", b"x-http-method", b"x-method-override"})
 """Headers that name another method than the request's own; Google's servers and some proxies heed one."""
-_ONE = r"(?!v[0-9]+(?:/|$))[A-Za-z0-9_~-][A-Za-z0-9._~-]*"
-"""A segment of a path: an id or a name, but no version of an API, behind which anything may follow."""
-_MANY = f"(?:/{_ONE})*"
-_AT = rf"/(?:models|projects/{_ONE}/locations/{_ONE}{_MANY})/{_ONE}"
-"""A model of Google's."""
-_FORMS = (
-    "/messages/count_tokens", "/responses/input_tokens", "/tokenize", "/detokenize", f"{_AT}:(?:count|compute)Tokens",
-    f"/(?:responses|interactions|batches|messages/batches)/{_ONE}/cancel", f"/batches/{_ONE}:cancel",
-    rf"/projects/{_ONE}/locations/{_ONE}{_MANY}/count-tokens:rawPredict", "/files",
-    f"/uploads(?:/{_ONE}/(?:parts|complete|cancel))?", f"/conversations(?:/{_ONE}(?:/items)?)?", f"/oauth{_MANY}",
-    f"/organizations?{_MANY}", "/traces", "/logs", "/metrics", "/health", "/ping",
-)  # fmt: skip
-"""Paths of calls that use nothing, below the version of an API."""
-_FREE: Final = re.compile(
-    rf"(?:/openai|/anthropic|/upload)?(?:/v[0-9][a-z0-9]*)?(?:{'|'.join(_FORMS)})"
-    r"|/v1internal:(?:countTokens|onboardUser|retrieveUserQuota|[a-z]+CodeAssist[A-Za-z]*)"
-    rf"|/api/(?:hello|oauth|event_logging|claude_code|claude_cli){_MANY}"
+
+
+class FreePath(NamedTuple):
+    """A form of path below which POST requests use nothing."""
+
+    form: str
+    """As in `family.OWNERS`, but that `[/v]` is one version of an API, or none, also below a provider's prefix."""
+    why: str
+
+
+FREE: Final = (
+    FreePath("[/v]/{messages/count_tokens,responses/input_tokens,tokenize,detokenize}", "counts tokens"),
+    FreePath("[/v]/models/MODEL:{countTokens,computeTokens}", "counts tokens"),
+    FreePath("[/v]/projects/PROJECT/locations/PLACE/.../MODEL:{countTokens,computeTokens}", "counts tokens"),
+    FreePath("[/v]/projects/PROJECT/locations/PLACE/.../count-tokens:rawPredict", "counts tokens"),
+    FreePath("[/v]/{responses,interactions,batches,messages/batches}/NUMBER/cancel", "stops what runs"),
+    FreePath("[/v]/batches/NUMBER:cancel", "stops what runs"),
+    FreePath("[/v]/conversations", "keeps state"),
+    FreePath("[/v]/conversations/CONVERSATION", "keeps state"),
+    FreePath("[/v]/conversations/CONVERSATION/items", "keeps state"),
+    FreePath("[/v]/{files,uploads}", "keeps files"),
+    FreePath("[/v]/uploads/UPLOAD/{parts,complete,cancel}", "keeps files"),
+    FreePath("[/v]/{oauth,organization,organizations}/...", "logs in, or changes settings"),
+    FreePath("/api/{hello,oauth,event_logging,claude_code,claude_cli}/...", "logs in, or changes settings"),
+    FreePath("/v1internal:{onboardUser,loadCodeAssist,setCodeAssistGlobalUserSetting}", "logs in, or changes settings"),
+    FreePath("/v1internal:{retrieveUserQuota,fetchAdminControls,listExperiments}", "reads settings"),
+    FreePath("/v1internal:recordCodeAssistMetrics", "reports what happens"),
+    FreePath("[/v]/{traces,logs,metrics,health,ping}", "reports what happens"),
 )
-"""Paths of POST requests that use nothing: counts of tokens, files, conversations, cancellations, logins, settings of
-an organisation, telemetry. Any path that is not certainly one of these may be a generation."""
+"""Paths of POST requests that use nothing. Any path that is not certainly one of these may be a generation. Calls of a
+format that is read are not looked for here."""
+_SEGMENT: Final = r"(?!v[0-9]+(?:/|$))[A-Za-z0-9_~-][A-Za-z0-9._~-]*"
+"""A segment of a path: an id or a name, but no version of an API, behind which anything may follow."""
+_WORDS: Final = CHOICE | {
+    "[/v]": r"(?:/openai|/anthropic|/upload)?(?:/v[0-9][a-z0-9]*)?",
+    "/...": f"(?:/{_SEGMENT})*",
+    "ANYTHING": "[^/]+",
+}
+_FREE: Final = re.compile("|".join(path_pattern(row.form, _WORDS, _SEGMENT) for row in FREE))
 _SHOWN: Final = 200
 _PATH_NAMES: Final = re.compile(r"/(?:(?:model|deployments|engines)/([^/]+)/|models/([^/:]+):)")
 """A path that names a model, or a deployment: its server heeds no other name."""

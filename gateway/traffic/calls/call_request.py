@@ -37,7 +37,7 @@ from penstock.gateway.traffic.upstreams.routes import RouteChoice
 from penstock.gateway.wire.dialects import request_body
 from penstock.gateway.wire.dialects.base import Dialect
 from penstock.gateway.wire.dialects.family import Family
-from penstock.gateway.wire.dialects.loose_json import LONGEST_LABEL, RequestFields, is_readable, peek
+from penstock.gateway.wire.dialects.loose_json import LONGEST_LABEL, RequestFields, is_readable
 from penstock.gateway.wire.http.headers import KnownUpstreamHead
 from penstock.gateway.wire.http.redaction import looks_secret
 from penstock.gateway.wire.http.request import Headers
@@ -362,7 +362,7 @@ class CallRequest:
     conversation: ConversationFingerprint | None = field(default=None, init=False)
     """Its conversation, if that decides the rollout; None if something else does, or while it was not read."""
     previous: str | None = field(default=None, init=False)
-    """The `previous_response_id` that it names."""
+    """The name of the answer that it continues."""
     match: ConversationMatch = field(default=_NO_MATCH, init=False)
     """The result of matching its conversation."""
     headers: Headers | tuple[()] = field(default=(), init=False)
@@ -387,7 +387,7 @@ class CallRequest:
                 if self.form:
                     self.peeked = request_body.peek_form(self.body, self.form)
                 elif self.dialect.peeks:
-                    self.peeked = peek(self.body)
+                    self.peeked = self.dialect.request_fields(self.body)
             self._model = self.dialect.model(self.body, self.path, self.peeked)
         return self._model
 

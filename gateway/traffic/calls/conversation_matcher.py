@@ -30,7 +30,7 @@ from penstock.gateway.traffic.calls.conversations import (
     UnreadAnswer,
     new_rollout,
 )
-from penstock.gateway.wire.dialects.request_body import LARGE
+from penstock.gateway.wire.dialects.request_body import COMPACTED, LARGE
 from penstock.gateway.wire.http.client_connection import ConnectionHints
 from penstock.gateway.wire.http.headers import CREDENTIALS
 from penstock.gateway.wire.http.request import Headers
@@ -62,7 +62,7 @@ class RemoteConversations(Protocol):
         hints: ConnectionHints,
         rollout: str,
         answer: UnreadAnswer,
-        response: str | None,
+        names: list[str],
     ) -> None:
         """Remember an answered call, as `ConversationMatcher.remember_answer` does."""
         ...
@@ -172,7 +172,7 @@ class ConversationMatcher:
         """The rollout that the conversation continues, else that of the connection if there is no conversation, else a
         new one."""
         story = call.conversation or EMPTY
-        if call.previous is not None:
+        if call.previous is not None and not call.previous.startswith(COMPACTED):
             # Such a request has only the new items.
             call.conversation = story = EMPTY
         if self._remote is not None and (story.items or call.previous is not None or call.repeats is not None):
@@ -192,12 +192,10 @@ class ConversationMatcher:
         repeats: RepeatableRequest | None = None,
     ) -> ConversationMatch:
         """The rollout of a call with this conversation on a connection; a new one if it continues none. `previous`: the
-        response that it names instead; `answers`: its answer can be continued; `repeats`: its request, if it may be a
-        retry. If the result has unread answers, read them and call again."""
-        if previous is not None:
-            found = ConversationMatch(self.conversations.find_response(previous))
-        else:
-            found = self.conversations.find(story, hints)
+        name of the answer that it continues; `answers`: its answer can be continued; `repeats`: its request, if it may
+        be a retry. If the result has unread answers, read them and call again."""
+        known = None if previous is None else self.conversations.find_response(previous)
+        found = ConversationMatch(known) if known is not None else self.conversations.find(story, hints)
         if repeats is not None and found.rollout is None and not found.unread:
             found = self.conversations.failed.find(repeats, hints, monotonic()) or found
         if previous is None and not story.items:
@@ -247,14 +245,16 @@ class ConversationMatcher:
                     self._remote.remember_failed(request, hints, call.address.rollout)
                 else:
                     self.conversations.failed.remember(request, hints, call.address.rollout, monotonic())
-        if story is None or call.waits or not dialect.answers:
+        if story is None or call.waits or not (dialect.answers or dialect.stateful):
             return
-        key = story.key if story.items else None
-        response = None if answer is None or not dialect.stateful else dialect.response_id(answer.body(), answer.stream)
+        key = story.key if story.items and dialect.answers else None
+        names = (
+            [] if answer is None or not dialect.stateful else dialect.continuation_names(answer.body(), answer.stream)
+        )
         if answer is not None and self._remote is None:
-            self.remember_answer(call.match, key, hints, call.address.rollout, answer, response)
-        elif answer is not None and self._remote is not None and (key is not None or response is not None):
-            self._remote.remember(call.match, key, hints, call.address.rollout, answer, response)
+            self.remember_answer(call.match, key, hints, call.address.rollout, answer, names)
+        elif answer is not None and self._remote is not None and (key is not None or names):
+            self._remote.remember(call.match, key, hints, call.address.rollout, answer, names)
         elif self._remote is not None and (key is not None or call.match.number):
             # No call can continue it, so the leader need not remember it.
             self._remote.undo(call.match, key)
@@ -268,16 +268,16 @@ class ConversationMatcher:
         hints: ConnectionHints,
         rollout: str,
         answer: ReadableAnswer,
-        response: str | None,
+        names: list[str],
     ) -> None:
-        """Remember that a call was answered. `key`: of its conversation, if it has one; `response`: the id of a
-        response that later requests may name."""
+        """Remember that a call was answered. `key`: of its conversation, if it has one; `names`: those by which later
+        requests may name the answer."""
         if key is not None:
             ended = self.conversations.remember(key, found, hints, rollout, answer)
             if ended:
                 asyncio.get_running_loop().run_in_executor(self._thread, read_answers, ended)
-        if response is not None:
-            self.conversations.remember_response(response, rollout)
+        for name in names:
+            self.conversations.remember_response(name, rollout)
 
 
 def _repeatable(call: CallRequest) -> RepeatableRequest | None:

@@ -537,13 +537,13 @@ class ConversationIndex:
             self._weight -= self._unread.pop(ended)
         return some
 
-    def find_response(self, response_id: str) -> str | None:
-        """The rollout of a `previous_response_id`; None if it is not known."""
-        return self._responses.get(response_id)
+    def find_response(self, name: str) -> str | None:
+        """The rollout of the answer with this name; None if it is not known."""
+        return self._responses.get(name)
 
-    def remember_response(self, response_id: str, rollout: str) -> None:
-        """Note that the response with this id belongs to the rollout."""
-        self._responses[response_id] = rollout
+    def remember_response(self, name: str, rollout: str) -> None:
+        """Note that the answer with this name belongs to the rollout."""
+        self._responses[name] = rollout
         while len(self._responses) > self._remembered:
             self._responses.popitem(last=False)
 

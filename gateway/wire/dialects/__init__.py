@@ -12,6 +12,7 @@ from penstock.gateway.wire.dialects.bedrock import ConverseDialect
 from penstock.gateway.wire.dialects.bedrock_invoke import BedrockCountDialect, InvokeDialect
 from penstock.gateway.wire.dialects.chat import ChatDialect, CompletionsDialect
 from penstock.gateway.wire.dialects.clouds import IN_PATH, cloud_path
+from penstock.gateway.wire.dialects.codeassist import CodeAssistCountDialect, CodeAssistDialect
 from penstock.gateway.wire.dialects.family import (
     ANTHROPIC,
     AZURE,
@@ -28,10 +29,18 @@ from penstock.gateway.wire.dialects.family import (
 )
 from penstock.gateway.wire.dialects.gemini import GeminiCountDialect, GeminiDialect, GeminiEmbeddingsDialect
 from penstock.gateway.wire.dialects.gemini_live import GeminiLiveDialect
+from penstock.gateway.wire.dialects.interactions import RETRIEVAL, InteractionsDialect
 from penstock.gateway.wire.dialects.mcp import McpDialect
 from penstock.gateway.wire.dialects.media import ImagesDialect, SpeechDialect, TranscriptionDialect, VideosDialect
 from penstock.gateway.wire.dialects.messages import CountTokensDialect, MessagesDialect
 from penstock.gateway.wire.dialects.opaque import EmbeddingsDialect, ModelsDialect, OpaqueDialect, SocketDialect
+from penstock.gateway.wire.dialects.openai_operations import (
+    CompactionDialect,
+    ConversationsDialect,
+    DecisionsDialect,
+    InputTokensDialect,
+    ModerationsDialect,
+)
 from penstock.gateway.wire.dialects.realtime import RealtimeDialect
 from penstock.gateway.wire.dialects.responses import ID, ResponsesDialect, RetrievalDialect
 
@@ -44,9 +53,17 @@ DIALECTS: tuple[Dialect, ...] = (
     CompletionsDialect(),
     EmbeddingsDialect(),
     CountTokensDialect(),
+    CompactionDialect(),
+    InputTokensDialect(),
+    DecisionsDialect(),
+    ModerationsDialect(),
+    ConversationsDialect(),
     GeminiDialect(),
     GeminiCountDialect(),
     GeminiEmbeddingsDialect(),
+    InteractionsDialect(),
+    CodeAssistDialect(),
+    CodeAssistCountDialect(),
     ConverseDialect(),
     TranscriptionDialect(),
     SpeechDialect(),
@@ -56,6 +73,7 @@ DIALECTS: tuple[Dialect, ...] = (
     BedrockCountDialect(),
     ModelsDialect(),
     RetrievalDialect("retrieval", ResponsesDialect(), f"(?:/v1)?/responses/{ID}"),
+    RetrievalDialect("interaction_retrieval", InteractionsDialect(), RETRIEVAL),
     McpDialect(),
     RealtimeDialect(),
     GeminiLiveDialect(),

@@ -141,11 +141,13 @@ class Dialect(ABC):
     retrieves: bool = False
     """True if calls fetch answers to earlier ones (`Facts.answers`)."""
     stateful: bool = False
-    """True if a request may name an earlier response in place of the conversation."""
+    """True if a later request may name an answer in place of the conversation (`continuation_names`)."""
     conversation_field: str = ""
     """The request's field that lists the items of the conversation; empty where no conversation is followed."""
     instructions: tuple[str, ...] = ()
     """The request's fields that hold instructions apart from that list."""
+    request_fields: Callable[[bytes], RequestFields] = staticmethod(peek)
+    """Reads the few fields of a request's body that its head needs; all None where it cannot be read."""
     token_fields: Mapping[str, bytes] = MappingProxyType({})
     """Fields, as JSON, that ask an engine for token ids and log-probabilities; empty where no engine gives them."""
     streaming_content_type: bytes = EVENT_STREAM
@@ -172,8 +174,8 @@ class Dialect(ABC):
 
     def model(self, request: bytes, path: str = "", asked: RequestFields | None = None) -> str | None:
         """The model a request names in its body or path; None if it names none or cannot be read. `asked`: the fields
-        that were read of the body (`loose_json.peek`), if they were."""
-        return label((asked or peek(request)).model)
+        that were read of the body (`request_fields`), if they were."""
+        return label((asked or self.request_fields(request)).model)
 
     def renamed(self, path: str, model: str) -> str:
         """A path (with its query) with this model in the place of the one that it names; the same path where it names
@@ -199,7 +201,7 @@ class Dialect(ABC):
     @abstractmethod
     def facts(self, request: bytes, response: bytes, stream: bool, asked: RequestFields | None = None) -> Facts:
         """The summary's facts from decoded bodies. Must be cheap, but of a stream all events count. `asked`: the fields
-        that were read of the body (`loose_json.peek`), if they were."""
+        that were read of the body (`request_fields`), if they were."""
 
     def with_headers(self, facts: Facts, headers: Iterable[tuple[bytes, bytes]]) -> Facts:
         """The facts with those that an answer's headers (name, value) tell."""
@@ -277,9 +279,10 @@ class Dialect(ABC):
         them back."""
         return []
 
-    def response_id(self, response: bytes, stream: bool) -> str | None:
-        """The id by which a later request may name this response instead of sending the conversation. Must be cheap."""
-        return None
+    def continuation_names(self, response: bytes, stream: bool) -> list[str]:
+        """The names by which a later request may refer to this answer instead of sending the conversation: its id, or
+        that of the conversation that the provider keeps; also names of compactions (`COMPACTED`). Must be cheap."""
+        return []
 
     def server_tools(self, asked: Json) -> list[str]:
         """The kinds of a request's tools that the provider would run itself, instead of its client."""

@@ -310,30 +310,29 @@ OWNERS: Final = (
     ),
     PathOwner("/inference/v1/...", (OPENAI,)),
 )
-_WORDS: Final = {
+CHOICE: Final = {"{": "(?:", "}": ")", ",": "|"}
+_WORDS: Final = CHOICE | {
     "[/v]": r"(?:/v\d+(?:(?:alpha|beta)\d*)?)*",
     "[/v1]": "(?:/v1)*",
     "/...": "(?:/.*)?",
     "*": ".*",
-    "{": "(?:",
-    "}": ")",
-    ",": "|",
     "MODEL": "[^/:]+",
     "OPERATION": "[A-Za-z]+",
 }
 _WORD: Final = re.compile(r"\[/v1?\]|/\.\.\.|[*{},]|\b[A-Z]{5,}\b")
 
 
-def _pattern(form: str) -> str:
+def path_pattern(form: str, words: Mapping[str, str], segment: str = "[^/]+") -> str:
+    """The pattern of a form of path. `words`: patterns of its words; `segment`: that of a segment that is named."""
     parts: list[str] = []
     at = 0
     for word in _WORD.finditer(form):
-        parts += re.escape(form[at : word.start()]), _WORDS.get(word[0], "[^/]+")
+        parts += re.escape(form[at : word.start()]), words.get(word[0], segment)
         at = word.end()
     return "".join(parts) + re.escape(form[at:])
 
 
-_ROWS: Final = [(re.compile(_pattern(row.form)), row.families) for row in OWNERS]
+_ROWS: Final = [(re.compile(path_pattern(row.form, _WORDS)), row.families) for row in OWNERS]
 _SLASHES: Final = re.compile("//+")
 
 

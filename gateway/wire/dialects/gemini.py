@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -234,8 +234,10 @@ def tools_of(wire: Json) -> list[Tool]:
     ]
 
 
+PREFIX: Final = r"(?:/v1(?:alpha|beta|beta1)?)?(?:/projects/[^/]+/locations/[^/]+)?"
+"""Matches what stands before an operation's path: the version, and a Vertex project."""
 _ROUTE = re.compile(
-    r"(?:/v1(?:alpha|beta|beta1)?)?(?:/projects/[^/]+/locations/[^/]+)?(?:/publishers/[^/]+)?"
+    PREFIX + r"(?:/publishers/[^/]+)?"
     r"/(models|tunedModels|endpoints)/([^/:]+):([A-Za-z]+)"
 )
 
@@ -253,13 +255,13 @@ class _Tool(msgspec.Struct):
     function_declarations: list[ToolDescription] | ToolDescription | None = None
 
 
-class _GeminiSystemFields(msgspec.Struct):
+class GeminiSystemFields(msgspec.Struct):
     """The fields of a request whose texts may be prompts: the system instruction and the tools' descriptions."""
 
     systemInstruction: _Content | None = None
     system_instruction: _Content | None = None
     tools: list[_Tool] | _Tool | None = None
-    generateContentRequest: _GeminiSystemFields | None = None
+    generateContentRequest: GeminiSystemFields | None = None
 
 
 class _GeminiConversationFields(RequestFields):
@@ -305,7 +307,7 @@ class _CandidatePieces:
         self.calls = FunctionCallBuilder()
 
 
-_request = msgspec.json.Decoder(_GeminiSystemFields).decode
+_request = msgspec.json.Decoder(GeminiSystemFields).decode
 _reader = StreamReader(_GeminiHead)
 
 
@@ -351,16 +353,23 @@ class GeminiDialect(JsonPostDialect):
 
     def system_pointers(self, request: bytes) -> TextPointers:
         """The parts of the system instruction."""
-        return _instructions(request), None
+        return _instructions(self.requests(request)), None
 
     def description_pointers(self, request: bytes) -> Iterator[TextPointer]:
         """The descriptions of function declarations."""
-        for asked, path in _requests(request):
+        for asked, path in self.requests(request):
             for tool, at in _listed(asked.tools, (*path, "tools")):
                 for key in ("functionDeclarations", "function_declarations"):
                     declared: list[ToolDescription] | ToolDescription | None = getattr(tool, key)
                     for function, place in _listed(declared, (*at, key)):
                         yield from tool_pointers(function, place)
+
+    def requests(self, request: bytes) -> Iterator[tuple[GeminiSystemFields, Path]]:
+        """The requests in a body, each with its path."""
+        asked = _request(request)
+        yield asked, ()
+        if asked.generateContentRequest is not None:
+            yield asked.generateContentRequest, ("generateContentRequest",)
 
     def facts(self, request: bytes, response: bytes, stream: bool, asked: RequestFields | None = None) -> Facts:
         if stream:
@@ -514,19 +523,12 @@ def _response(call: Json, result: Part) -> Json:
     return said if call.get("id") is None else said | {"id": call["id"]}
 
 
-def _instructions(request: bytes) -> Iterator[TextPointer]:
-    for asked, path in _requests(request):
+def _instructions(requests: Iterable[tuple[GeminiSystemFields, Path]]) -> Iterator[TextPointer]:
+    for asked, path in requests:
         for key in ("systemInstruction", "system_instruction"):
             content: _Content | None = getattr(asked, key)
             for part, at in _listed(content and content.parts, (*path, key, "parts")):
                 yield from text_pointers(part.text, (*at, "text"), "system")
-
-
-def _requests(request: bytes) -> Iterator[tuple[_GeminiSystemFields, Path]]:
-    asked = _request(request)
-    yield asked, ()
-    if asked.generateContentRequest is not None:
-        yield asked.generateContentRequest, ("generateContentRequest",)
 
 
 def _listed(items: Any, path: Path) -> Iterator[tuple[Any, Path]]:

@@ -88,6 +88,17 @@ def with_instructions(instructions: list[Part], messages: list[Message]) -> list
     return [Message(role="system", parts=instructions), *messages] if instructions else messages
 
 
+def merged_messages(messages: list[Message]) -> list[Message]:
+    """Messages with the assistant's consecutive ones joined."""
+    merged: list[Message] = []
+    for message in messages:
+        if merged and message.role == merged[-1].role == "assistant":
+            merged[-1].parts += message.parts
+        else:
+            merged.append(message)
+    return merged
+
+
 def content_parts(content: Any) -> list[Part]:
     """The parts of a message's content: a string, a list of typed parts, or nothing."""
     if content is None or content == "":

@@ -304,10 +304,12 @@ def replace_model(body: bytes, name: str, form_type: str = "") -> bytes:
 
 LARGE: Final = 256 << 10
 """Bytes of a request above which msgspec would delay other calls."""
-ANSWER_TYPE_SUFFIXES: Final = ("_call_output", "_approval_response")
+ANSWER_TYPE_SUFFIXES: Final = ("_call_output", "_approval_response", "tool_search_output")
 """Ends of the types of those items by which a client answers the model, where items have types."""
 MOST_ITEMS: Final = 1 << 16
 """Most items of a conversation, and most members of a request, that are read of a large request."""
+COMPACTED: Final = "compaction "
+"""Begins the name of a compaction: items which have one in place of an earlier part are the whole conversation."""
 T = TypeVar("T")
 RequestMembers = dict[str, "msgspec.Raw | list[msgspec.Raw]"]
 """Members of a request by name: raw JSON, or for a list, the raw JSON of its items."""
@@ -321,7 +323,8 @@ class ConversationItems(NamedTuple):
     raw: list[msgspec.Raw]
     """The items as JSON objects, oldest first. They hold the whole request in memory."""
     previous: str | None = None
-    """The id of the response that the items continue, where they are not the whole conversation."""
+    """The name of the answer that the items continue (`Dialect.continuation_names`), where they are not the whole
+    conversation, or begin with a compaction (`COMPACTED`)."""
 
 
 def cutter(kind: type[RequestFields]) -> Callable[[bytes], tuple[RequestFields, RequestMembers]]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from hashlib import blake2b
 from itertools import chain
 from typing import Any, ClassVar, Final
 
@@ -43,12 +44,14 @@ from penstock.gateway.wire.dialects.parts import (
     content_parts,
     fingerprint,
     flat_tools,
+    merged_messages,
     result_content,
     result_part,
     with_instructions,
 )
 from penstock.gateway.wire.dialects.request_body import (
     ANSWER_TYPE_SUFFIXES,
+    COMPACTED,
     ConversationItems,
     MessageFields,
     Path,
@@ -138,6 +141,7 @@ class ResponseHead(ErrorFields, gc=False):
     usage: Any = None
     service_tier: Any = None
     tool_usage: Any = None
+    conversation: Any = None
     output: list[ItemHead] | None = None
 
 
@@ -323,6 +327,11 @@ def _argument(kind: str, pieces: list[Any]) -> str:
 STARTED = ("queued", "in_progress")
 ADDITIONAL_TOOLS = "additional_tools"
 """The type of an input item that offers tools, which Codex sends in place of the request's field."""
+_OFFERS = (ADDITIONAL_TOOLS, "tool_search_output")
+_SETTINGS = "configuration_update"
+"""The type of an input item that changes how the next answers are made."""
+_FROM_CLIENT = (None, "message", ADDITIONAL_TOOLS, _SETTINGS)
+_COMPACTION = b'"compaction"'
 OUTPUTS = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}
 """The types of calls, each with the type of the items that answer it."""
 
@@ -361,6 +370,7 @@ class _ResponsesConversationFields(RequestFields):
     instructions: msgspec.Raw = msgspec.Raw()
     input: list[msgspec.Raw] | str | None = None
     previous_response_id: msgspec.Raw = msgspec.Raw()
+    conversation: msgspec.Raw = msgspec.Raw()
 
 
 _asked = msgspec.json.Decoder(_ResponsesSystemFields).decode
@@ -405,7 +415,7 @@ class ResponsesDialect(JsonPostDialect):
         asked = _offered(request)
         yield from _described(asked.tools, ("tools",))
         for at, item in enumerate(asked.input if isinstance(asked.input, list) else ()):
-            if item.type == ADDITIONAL_TOOLS:
+            if item.type in _OFFERS:
                 yield from _described(item.tools, ("input", at, "tools"))
 
     def is_prewarm(self, request: bytes) -> bool:
@@ -447,16 +457,19 @@ class ResponsesDialect(JsonPostDialect):
 
     def items(self, request: bytes) -> ConversationItems:
         """The instructions, then each item of the input."""
-        asked, values = self.cut(merge_messages(request))
-        return ConversationItems(
-            asked, self.conversation_items(values), text(loads(member_json(values.get("previous_response_id"))))
-        )
+        asked, values = self.cut(body := merge_messages(request))
+        previous = text(loads(member_json(values.get("previous_response_id"))))
+        if previous is None and "conversation" in values:
+            given = loads(member_json(values["conversation"]))
+            previous = text(obj(given).get("id") if isinstance(given, dict) else given)
+        if previous is None and _COMPACTION in body:
+            items = [loads(bytes(it)) for it in arr(values.get("input")) if _COMPACTION in bytes(it)]
+            previous = next(iter(compaction_names(items)[::-1]), None)
+        return ConversationItems(asked, self.conversation_items(values), previous)
 
     def is_model_item(self, item: msgspec.Raw) -> bool:
         """True if the model made the item, as its role or its type tells."""
-        asked = (one := _kind(item)).type in (None, "message", ADDITIONAL_TOOLS) or str(one.type).endswith(
-            ANSWER_TYPE_SUFFIXES
-        )
+        asked = (one := _kind(item)).type in _FROM_CLIENT or str(one.type).endswith(ANSWER_TYPE_SUFFIXES)
         return not asked or one.role == "assistant"
 
     def reply_fingerprints(self, response: bytes, stream: bool) -> list[bytes]:
@@ -467,16 +480,20 @@ class ResponsesDialect(JsonPostDialect):
         )
         return [said for said in made if said]
 
-    def response_id(self, response: bytes, stream: bool) -> str | None:
-        """The id in the first event, which holds the response as it began, or in a plain answer."""
+    def continuation_names(self, response: bytes, stream: bool) -> list[str]:
+        """The ids of response and conversation in the first event, which holds the response as it began, or in a plain
+        answer; and the names of compactions."""
         answer = next((_event(data).response for data in first_data(response, 1)), None) if stream else _plain(response)
-        return label(answer.id) if answer else None
+        names = [label(answer.id), label(obj(answer.conversation).get("id"))] if answer else []
+        if _COMPACTION in response:
+            names += compaction_names(self.answer(response, stream, []).get("output"))
+        return [name for name in names if name]
 
     def messages(self, asked: Json, problems: list[str]) -> list[Message]:
         """The instructions, then the input."""
         given = asked.get("input")
         items = (item for item in entries(asked, "input", problems) if item.get("type") != ADDITIONAL_TOOLS)
-        said = _merged([item_message(item, "user") for item in items])
+        said = merged_messages([item_message(item, "user") for item in items])
         if isinstance(given, str):
             said = [Message(role="user", parts=content_parts(given))]
         return with_instructions(content_parts(asked.get("instructions")), said)
@@ -487,7 +504,7 @@ class ResponsesDialect(JsonPostDialect):
 
     def server_tools(self, asked: Json) -> list[str]:
         """The types of tools that clients do not run, also of those that the input adds."""
-        return super().server_tools({"tools": _flat(_offers(asked))})
+        return super().server_tools({"tools": [tool for tool in _flat(_offers(asked)) if not _is_local(tool)]})
 
     def choices(self, answer: Json) -> list[Choice]:
         """One choice, of all items."""
@@ -528,13 +545,24 @@ def _described(offers: list[_ResponsesTool] | None, path: Path) -> Iterator[Text
 
 def _offers(asked: Json) -> list[Json]:
     """The offered tools, in the request's field and in its input."""
-    added = [item.get("tools") for item in objs(asked.get("input")) if item.get("type") == ADDITIONAL_TOOLS]
+    added = [item.get("tools") for item in objs(asked.get("input")) if item.get("type") in _OFFERS]
     return [tool for tools in (asked.get("tools"), *added) for tool in objs(tools)]
 
 
 def _flat(tools: Iterable[Json]) -> list[Json]:
     """Tools with each namespace replaced by the tools in it."""
     return [one for tool in tools for one in (objs(tool.get("tools")) if tool.get("type") == "namespace" else [tool])]
+
+
+def _is_local(tool: Json) -> bool:
+    """True if the client runs a tool that the provider may run too."""
+    return obj(tool.get("environment")).get("type") == "local" or tool.get("execution") == "client"
+
+
+def compaction_names(items: Any) -> list[str]:
+    """The names of the compactions among items: these may lose their ids when the client sends them back."""
+    said = [text(item.get("encrypted_content")) for item in objs(items) if item.get("type") == "compaction"]
+    return [COMPACTED + blake2b(it.encode("utf-8", "replace"), digest_size=16).hexdigest() for it in said if it]
 
 
 def _fails(answer: ResponseHead) -> bool:
@@ -556,6 +584,10 @@ def item_message(item: Json, role: str) -> Message:
         return Message(role=text(item.get("role")) or role, parts=content_parts(item.get("content")))
     if kind.endswith("_call_output"):
         return Message(role="tool", parts=[result_part(item.get("call_id"), item.get("output"))])
+    if kind == "tool_search_output" and item.get("call_id") is not None:
+        return Message(role="tool", parts=[result_part(item["call_id"], dumps(item.get("tools")))])
+    if kind == _SETTINGS:
+        return Message(role="developer", parts=[Part(type="unknown", data=item)])
     return Message(role="assistant", parts=_made(item, kind))
 
 
@@ -573,17 +605,6 @@ def _call_part(item: Json, kind: str) -> Part:
     arguments = given if isinstance(given, str) else dumps(given)
     name = text(item.get("name")) or kind.removesuffix("_call")
     return Part(type="tool_call", id=text(item.get("call_id")), name=name, arguments=arguments)
-
-
-def _merged(messages: list[Message]) -> list[Message]:
-    """Messages with the assistant's consecutive ones joined."""
-    merged: list[Message] = []
-    for message in messages:
-        if merged and message.role == merged[-1].role == "assistant":
-            merged[-1].parts += message.parts
-        else:
-            merged.append(message)
-    return merged
 
 
 # Deferred answers: one call asks for an answer in the background, others fetch it, or cancel it, by its id.

@@ -117,13 +117,14 @@ _RESPONSE: Final = (
     "max_output_tokens max_tool_calls metadata model output parallel_tool_calls previous_response_id conversation "
     "prompt prompt_cache_key prompt_cache_retention reasoning safety_identifier service_tier store temperature text "
     "tool_choice tools top_logprobs top_p truncation usage tool_usage user output_text moderation frequency_penalty "
-    "presence_penalty kv_transfer_params input_messages output_messages"
+    "presence_penalty kv_transfer_params input_messages output_messages image access_programs input_transformations "
+    "prompt_cache_diagnostics prompt_cache_options"
 )
 _ITEM: Final = (
     "id type status role content summary arguments call_id name namespace input output action results queries code "
     "container_id encrypted_content result error phase operation pending_safety_checks acknowledged_safety_checks "
     "outputs server_label approval_request_id tools created_by caller environment max_output_length revised_prompt "
-    "size quality background output_format"
+    "size quality background output_format execution reasoning text"
 )
 _PART: Final = "type text~ refusal~ annotations logprobs"
 _RESPONSES: Final[Table] = {"": _RESPONSE, "output!#call_id": _ITEM, "output.content!": _PART}
@@ -138,6 +139,10 @@ _RESPONSES_EVENTS: Final[Table] = {
     "item.content!": _PART,
     "part!": _PART,
 }
+_DECISIONS: Final[Table] = {
+    "": "id object created_at model usage answers error",
+    "answers!": "type name probability probabilities choice confidence score",
+}
 _GEMINI: Final[Table] = {
     "": "candidates promptFeedback usageMetadata modelVersion responseId createTime error modelStatus",
     "candidates": "content finishReason finishMessage index safetyRatings citationMetadata tokenCount avgLogprobs "
@@ -146,6 +151,39 @@ _GEMINI: Final[Table] = {
     "candidates.content.parts!": "text~ thought thoughtSignature functionCall inlineData fileData executableCode "
     "codeExecutionResult videoMetadata mediaResolution partMetadata toolCall toolResponse",
     "candidates.content.parts.functionCall!#id": "id name args willContinue",
+}
+_STEP: Final = (
+    "type id name arguments content summary signature call_id result is_error error server_name search_type "
+    "retrieval_type"
+)
+_CONTENT: Final = "type text~ annotations data mime_type uri resolution channels rate sample_rate file_name"
+_INTERACTION: Final = (
+    "id object status model agent created updated role steps outputs usage errors error service_tier labels input "
+    "system_instruction tools generation_config agent_config response_format response_mime_type response_modalities "
+    "safety_settings previous_interaction_id environment environment_id continuation_token cached_content "
+    "webhook_config background store"
+)
+
+
+def _steps(place: str) -> Table:
+    """The keys of steps at a place of an interaction, or of its stream."""
+    return {f"{place}!#id": _STEP, f"{place}.content!": _CONTENT, f"{place}.summary!": _CONTENT}
+
+
+_INTERACTIONS: Final[Table] = {"": _INTERACTION, **_steps("steps"), "outputs!": _CONTENT}
+_INTERACTIONS_EVENTS: Final[Table] = {
+    "": "event_type event_id index step delta interaction interaction_id status usage step_usage metadata error "
+    "continuation_token",
+    "interaction": _INTERACTION,
+    **_steps("interaction.steps"),
+    **_steps("step"),
+    "delta!": f"{_CONTENT} {_STEP}",
+    "delta.content!": _CONTENT,
+    "metadata": "total_usage",
+}
+_CODEASSIST: Final[Table] = {
+    "": "response traceId metadata error consumedCredits remainingCredits",
+    **{f"response.{path}".rstrip("."): keys for path, keys in _GEMINI.items()},
 }
 _TOOL_USE: Final = "toolUseId name input type"
 _CONVERSE: Final[Table] = {
@@ -181,7 +219,11 @@ SHAPES: Final[Mapping[str, tuple[ObjectShape, ObjectShape]]] = {
     "completions": (shape(_CHAT, {"choices": "text~"}), shape(_CHAT, {"choices": "text~"})),
     "messages": (shape(_ANTHROPIC), shape(_ANTHROPIC_EVENTS)),
     "responses": (shape(_RESPONSES), shape(_RESPONSES_EVENTS)),
+    "compaction": (shape(_RESPONSES), shape(_RESPONSES_EVENTS)),
+    "decisions": (shape(_DECISIONS), shape(_DECISIONS)),
     "gemini": (shape(_GEMINI), shape(_GEMINI)),
+    "codeassist": (shape(_CODEASSIST), shape(_CODEASSIST)),
+    "interactions": (shape(_INTERACTIONS), shape(_INTERACTIONS_EVENTS)),
     "converse": (shape(_CONVERSE), shape(_CONVERSE_FRAMES)),
     "prompt": (shape(_PROMPT), shape(_PROMPT)),
 }
@@ -382,7 +424,10 @@ def recheck_unread(span: Span, request: bytes, response: bytes) -> Gaps:
     return find_unread(dialect, request, response, stream, dialect.facts(request, response, stream), response)
 
 
-_SPOKEN_TYPES: Final = Literal["text", "thinking", "redacted_thinking", "message", "reasoning"]
+_SPOKEN_TYPES: Final = Literal[
+    "text", "thinking", "redacted_thinking", "message", "reasoning", "model_output", "thought", "thought_summary",
+    "thought_signature",
+]  # fmt: skip
 """Types of objects that are no tool calls, in places where a tool call may stand."""
 
 
@@ -504,7 +549,8 @@ def _is_call(one: Mapping[str, Any]) -> bool:
     if not made.get("name"):
         # Some servers give each piece of a call an id of its own.
         return False
-    return kind in (None, "", "function", "custom", "tool_use") or (isinstance(kind, str) and kind.endswith("_call"))
+    own = isinstance(kind, str) and kind.endswith("_call") and not kind.startswith("mcp_")
+    return own or kind in (None, "", "function", "custom", "tool_use")
 
 
 def _named(key: str) -> str:

@@ -31,15 +31,15 @@ GENERATES = (
     "runs", "batches", "decisions", "rerank", "jobs", "client_secrets", "moderations", "async-invoke", "search",
 )  # fmt: skip
 UNREAD = (
-    "/v1/responses/compact", "/v1/audio/voices", "/v1/realtime/calls", "/v1/batches",
-    "/v1/agents/sessions", "/v1/agents/sessions/s_1/events", "/v1/decisions", "/v1/moderations", "/v1/rerank",
+    "/v1/audio/voices", "/v1/realtime/calls", "/v1/batches", "/v1/agents/sessions",
+    "/v1/agents/sessions/s_1/events", "/v1/rerank", "/v1/responses/compact/x", "/v1/conversations/c/runs",
     "/v1/realtime/client_secrets", "/v1/fine_tuning/jobs", "/v1/threads/t/runs", "/v1/messages/batches",
-    "/v1/sessions/s/events", "/v1beta/interactions", "/v1beta/models/m:batchGenerateContent",
+    "/v1/sessions/s/events", "/v1beta/interactions/i/more", "/v1beta/models/m:batchGenerateContent",
     "/openai/deployments/gpt/images/generations?api-version=2025-01-01",
-    "/openai/responses/compact?api-version=1", "/model/gpt-5/invoke", "/model/gpt-5/invoke-with-response-stream",
+    "/model/gpt-5/invoke", "/model/gpt-5/invoke-with-response-stream",
     "/v1/projects/p/locations/l/publishers/meta/models/llama:rawPredict", "/async-invoke", "/anthropic/v1/complete",
     "/v1/projects/p/locations/l/endpoints/1:rawPredict", "/openai/mcp/chat/completions", "/anthropic/v1/responses",
-    "/v1internal:generateContent", "//v1/chat/completions", "/v1/chat%2Fcompletions", "/v1/chat/completions/",
+    "/v1internal:generateCode", "//v1/chat/completions", "/v1/chat%2Fcompletions", "/v1/chat/completions/",
     "/v1/files/../x:generateContent",
     "/api/oauth/v1/messages", "/v1/organizations/v1/messages", "/v1/Chat/Completions", "/v2/brand/new", "/",
 )  # fmt: skip
@@ -52,7 +52,9 @@ FREE = (
     "POST /v1/conversations", "POST /v1/conversations/c/items", "POST /v1/oauth/token", "POST /api/oauth/x",
     "POST /v1/organizations/o/invites", "POST /v1/traces", "POST /v1/logs", "POST /v1/metrics", "HEAD /v1/x",
     "POST /api/event_logging/batch", "POST /v1internal:loadCodeAssist", "POST /v1internal:onboardUser",
-    "GET /v1/batches/b", "POST /v1/batches/b/cancel", "POST /v1beta/interactions/i/cancel", "OPTIONS /v1/x",
+    "POST /v1internal:countTokens", "POST /v1internal:retrieveUserQuota", "POST /v1internal:recordCodeAssistMetrics",
+    "POST /v1/moderations", "GET /v1beta/interactions/i", "GET /v1/conversations/c/items", "GET /v1/batches/b",
+    "POST /v1/batches/b/cancel", "POST /v1beta/interactions/i/cancel", "OPTIONS /v1/x",
 )  # fmt: skip
 
 

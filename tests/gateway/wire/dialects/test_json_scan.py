@@ -303,9 +303,9 @@ def test_a_response_that_is_gone_on_from_is_named_by_the_id_in_its_first_event()
         assert dialect.items(body({"input": "x", "previous_response_id": said})).previous == previous
     assert dialect.items(body({"input": "x"})).previous is None
     begun = b'event: response.created\ndata: {"type":"response.created","response":{"id":"resp_1"}}\n\n'
-    assert dialect.response_id(begun + b"data: {...", True) == "resp_1"
-    assert dialect.response_id(b'{"id":"resp_2","output":[]}', False) == "resp_2"
-    assert dialect.response_id(b"data: [DONE]\n\n", True) is None
+    assert dialect.continuation_names(begun + b"data: {...", True) == ["resp_1"]
+    assert dialect.continuation_names(b'{"id":"resp_2","output":[]}', False) == ["resp_2"]
+    assert dialect.continuation_names(b"data: [DONE]\n\n", True) == []
 
 
 @given(st.dictionaries(st.text(max_size=4), JSON, max_size=5), SPACED, st.booleans(), st.text(" \n", max_size=3))

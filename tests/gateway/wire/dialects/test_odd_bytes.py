@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock.gateway.model.turn import Turn
 from penstock.gateway.wire.dialects import DIALECTS, by_name
 from penstock.gateway.wire.dialects.base import Dialect, Facts
-from penstock.gateway.wire.dialects.loose_json import arr, obj, peek
+from penstock.gateway.wire.dialects.loose_json import arr, obj
 from penstock.gateway.wire.dialects.request_body import LARGE
 
 KEYS = """
@@ -51,7 +51,10 @@ STREAMS = (st.lists(SSE, max_size=6) | st.lists(FRAMES, max_size=6)).map(b"".joi
 
 def survives(dialect: Dialect, request: bytes, response: bytes, streamed: bool) -> None:
     """Every function answers, and what it answers can be shown."""
-    facts, peeked = dialect.facts(request, response, streamed), peek(request) if dialect.peeks else None
+    facts, peeked = (
+        dialect.facts(request, response, streamed),
+        dialect.request_fields(request) if dialect.peeks else None,
+    )
     assert isinstance(facts, Facts)
     assert facts == dialect.facts(request, response, streamed, peeked)
     turn = dialect.read(request, response, streamed)
@@ -62,7 +65,7 @@ def survives(dialect: Dialect, request: bytes, response: bytes, streamed: bool) 
     assert asked in (None, peeked) or peeked is None or len(request) > LARGE
     assert all(isinstance(dialect.item_fingerprint(bytes(item)), bytes) for item in items)
     assert all(dialect.reply_fingerprints(response, streamed))
-    assert isinstance(dialect.response_id(response, streamed), str | None)
+    assert all(isinstance(it, str) for it in dialect.continuation_names(response, streamed))
     assert dialect.model(request) is None or isinstance(dialect.model(request), str)
     assert dialect.model(request) == dialect.model(request, asked=asked)
     assert dialect.system_texts(request).asked in (None, asked)
