@@ -126,15 +126,16 @@ class ConnectionPool(Connector):
         self.address = (parts.hostname or "", parts.port or (443 if self.tls else 80))
         self.path = parts.path
         self.origin = f"{parts.scheme}://{parts.netloc}"
-        self.credential = _credential(config)
-        """The header with its key; None for none."""
+        key = config.key()
+        self.credentials = () if key is None else config.family.credentials(key)
+        """The headers with its key."""
         known = host_of(self.address[0])
         self.serves = frozenset({config.family, *(FAMILIES[it] for it in (known.serves if known else ()))})
         """The API families whose calls it gets."""
         self.keys = KeyFilter.of(config.family, self.address[0])
         self.heads = RequestHeads(
             parts.netloc.encode("ascii"),
-            self.credential,
+            self.credentials,
             own_keys,
             config.session_header,
             self.keys,
@@ -205,11 +206,6 @@ class ConnectionPool(Connector):
         """Close every idle connection; others end with their calls."""
         while self._idle:
             self._idle.popleft().transport.abort()
-
-
-def _credential(config: UpstreamSettings) -> tuple[bytes, bytes] | None:
-    key = config.key()
-    return None if key is None else config.family.credential(key)
 
 
 async def connect_inside(server: Callable[[], asyncio.Protocol], connection: UpstreamConnection) -> None:
@@ -629,7 +625,7 @@ class HealthChecker:
 
     async def _check(self, pool: ConnectionPool) -> str | None:
         """Return why the check failed; None where it passed."""
-        sent = {} if pool.credential is None else {pool.credential[0].decode(): pool.credential[1].decode()}
+        sent = {name.decode(): value.decode() for name, value in pool.credentials}
         asked = aiohttp.ClientTimeout(total=CHECK_ANSWER_S)
         url = f"{pool.origin}{pool.config.health_path}"
         try:

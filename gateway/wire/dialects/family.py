@@ -43,9 +43,9 @@ class Family(ABC):
     credential_scheme: ClassVar[bytes] = b""
     """The text before the key in that header."""
 
-    def credential(self, key: str) -> tuple[bytes, bytes]:
-        """Return the header (name, value) that presents a key."""
-        return self.credential_header, self.credential_scheme + key.encode()
+    def credentials(self, key: str) -> tuple[tuple[bytes, bytes], ...]:
+        """Return the headers (name, value) that present a key."""
+        return ((self.credential_header, self.credential_scheme + key.encode()),)
 
     @abstractmethod
     def error_body(self, status: int, message: str, kind: str | None = None, field: str | None = None) -> bytes:
@@ -152,6 +152,10 @@ class _Azure(_OpenAI):
     also = frozenset[str]()
     credential_header = b"api-key"
     credential_scheme = b""
+
+    def credentials(self, key: str) -> tuple[tuple[bytes, bytes], ...]:
+        """Return both headers that Foundry's own client sends: Anthropic's models there look for the second."""
+        return *super().credentials(key), (b"x-api-key", key.encode())
 
 
 class _Bedrock(Family):

@@ -87,20 +87,20 @@ class RequestHeads:
     def __init__(
         self,
         host: bytes,
-        credential: tuple[bytes, bytes] | None,
+        credentials: Sequence[tuple[bytes, bytes]],
         own_keys: Sequence[str] = (),
         session: str | None = None,
         keys: KeyFilter | None = None,
         serves: frozenset[Family] = frozenset(),
     ) -> None:
-        """`credential`: header that replaces the agent's keys; `own_keys`: the gateway's own, never passed on.
+        """`credentials`: headers that replace the agent's keys; `own_keys`: the gateway's own, never passed on.
         `session`: name of the header that carries the rollout id. `keys`: which agents' keys the upstream may be sent;
         None for all. `serves`: the families whose calls the upstream takes."""
         self._session = None if session is None else session.encode("ascii")
         self.vary = session is not None
         """True if calls with the same head may be sent with different ones."""
         self._start = [b"Host", b": ", host, b"\r\n"]
-        self._credential = credential
+        self._credentials = [part for name, value in credentials for part in (name, b": ", value, b"\r\n")]
         self._own_keys = tuple(key.encode() for key in own_keys)
         self._takes, self._serves = keys, serves
         self._actions: dict[bytes, int] = {}
@@ -166,13 +166,11 @@ class RequestHeads:
                 if action == _LENGTH and length is not None:
                     value = b"%d" % length
             parts += (name, b": ", value, b"\r\n")
-        if self._credential is not None:
-            parts += (self._credential[0], b": ", self._credential[1], b"\r\n")
-        return parts
+        return parts + self._credentials
 
     def _decide(self, low: bytes) -> int:
         own = _NOT_THEIRS if self.verbatim else _OWN
-        if low in own or (self._credential is not None and low in _REPLACED):
+        if low in own or (self._credentials and low in _REPLACED):
             action = _DROP
         elif low == b"content-length":
             action = _LENGTH
@@ -209,7 +207,7 @@ class RequestHeads:
             name, found = query_parameter_kind(one)
             if found is None or one.endswith(b"=" + MASK):
                 kept.append(one)
-            elif self._credential is None:
+            elif not self._credentials:
                 if self._is_sent(found, own):
                     kept.append(one)
                 else:
