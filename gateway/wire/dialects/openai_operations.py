@@ -23,7 +23,7 @@ class CompactionDialect(ResponsesDialect):
     """Compaction: a conversation is replaced by a shorter list of items, which has a use of tokens. A request with the
     compaction among its items continues the conversation (`continuation_names`)."""
 
-    name = "compaction"
+    name = "responses_compaction"
     answers = websocket = False
     end_marker = None
     routes: ClassVar[frozenset[str]] = routes("/responses/compact") | {"/backend-api/codex/responses/compact"}
@@ -32,7 +32,7 @@ class CompactionDialect(ResponsesDialect):
 class InputTokensDialect(ResponsesDialect):
     """Token counting: the request is one for a response, the answer is one number. No tokens are used."""
 
-    name = "input_tokens"
+    name = "responses_count_tokens"
     answers = generates = uses_tokens = stateful = websocket = False
     end_marker = None
     otel: GenAiNames | None = None
