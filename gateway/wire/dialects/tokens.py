@@ -615,7 +615,7 @@ BYTES: Final = 4
 """Bytes of text per token, about: of English, of code, of JSON, and of scripts with three bytes a letter."""
 SAMPLE: Final = 8 << 10
 """Bytes at the start of an answer whose texts are measured; the rest is assumed to be alike."""
-_MEDIA_MARKS: Final = re.compile(rb';base64,|"(?:bytes|audio|realtimeInput)"')
+_MEDIA_MARKS: Final = re.compile(rb';base64,|"(?:bytes|audio|realtime_?[iI]nput)"')
 """Matches in a request with images, sound or files, whose texts alone are measured. In any other the whole body counts:
 its names and braces make up for what the chat template adds."""
 _ASKED = re.compile(rb'"(?:content|text|input|output|instructions|system|prompt|arguments|description)' + STRING)
