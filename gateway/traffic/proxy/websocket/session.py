@@ -140,7 +140,7 @@ class SessionCall(WebSocketCall):
         self._move(CallState.SENT)
 
     def check(self, now: float, announce: float) -> None:
-        """Like every call; the rest of a session is never late."""
+        """Announce or end the call as any other; the rest of a session is never late."""
         if not self.part:
             super().check(now, announce)
             return
@@ -150,7 +150,7 @@ class SessionCall(WebSocketCall):
             self._announce_late(announce)
 
     def end_part(self, status: str, error: str | None) -> None:
-        """End a part."""
+        """End a part of the rest."""
         self._end(status, error)
 
     def put_now(self) -> None:
@@ -165,7 +165,7 @@ class SessionCall(WebSocketCall):
 
 
 class _Rest:
-    """Messages of no answer."""
+    """The messages that belong to no answer so far."""
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
