@@ -64,7 +64,8 @@ class Rig:
         assert turn.problems == []
         asked = [f"{one.role}: {' '.join(part.text or part.type for part in one.parts)}" for one in turn.messages]
         answer = [part for choice in turn.choices for part in choice.message.parts]
-        return asked, " ".join(part.text or f"{part.name}({part.arguments})" for part in answer)
+        calls = (f"{part.name}({part.arguments})" if part.name else part.type for part in answer)
+        return asked, " ".join(part.text or call for part, call in zip(answer, calls, strict=True))
 
 
 @asynccontextmanager

@@ -39,6 +39,7 @@ from penstock.gateway.traffic.calls.conversations import EMPTY
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.wire.dialects import OPAQUE, find
 from penstock.gateway.wire.dialects.base import Dialect
+from penstock.gateway.wire.dialects.family import INSECURE, SUBPROTOCOL
 from penstock.gateway.wire.dialects.loose_json import RequestFields, detached_fields, loads, obj
 from penstock.gateway.wire.dialects.mcp import MCP, PREFIX
 from penstock.gateway.wire.dialects.request_body import is_form
@@ -566,7 +567,9 @@ def _credential(headers: Mapping[bytes, bytes]) -> str | None:
         value = headers.get(name)
         if value is not None and b"pst_" in value:
             return value[value.index(b"pst_") :].decode("latin-1").strip()
-    return None
+    # Browsers can set no header of a WebSocket but this one.
+    offered = headers.get(SUBPROTOCOL, b"").partition(INSECURE + b"pst_")
+    return "pst_" + offered[2].partition(b",")[0].decode("latin-1").strip() if offered[1] else None
 
 
 def _metadata(metadata: bytes) -> dict[bytes, bytes]:

@@ -386,8 +386,8 @@ HEADERS: Final[Mapping[bytes, str]] = {
 }
 """The kind of key in a header whose value has no known form."""
 SUBPROTOCOL: Final = b"sec-websocket-protocol"
-"""The header in which browsers put an OpenAI key, behind `_INSECURE`."""
-_INSECURE: Final = b"openai-insecure-api-key."
+"""The header in which browsers put an OpenAI key, behind `INSECURE`."""
+INSECURE: Final = b"openai-insecure-api-key."
 _PARAMETERS: Final[Mapping[bytes, str]] = {
     b"key": "gemini",
     b"access_token": BEARER,
@@ -411,7 +411,7 @@ def key_kind(name: bytes, value: bytes) -> str | None:
     """The kind of key in a header, its name in lower case, or in a parameter of a query. None where there is no key. A
     header that is not listed in `HEADERS` holds one if its value has a known form."""
     found, place = _FORM.search(value), HEADERS.get(name) or _PARAMETERS.get(name.lower())
-    if name == SUBPROTOCOL and _INSECURE in value:
+    if name == SUBPROTOCOL and INSECURE in value:
         place = "openai"
     if found is not None and place is None and found.lastgroup in _ALIKE:
         token = _TOKEN.match(value, found.start())

@@ -63,7 +63,7 @@ class _Setup(msgspec.Struct):
     model: Any = None
 
 
-class _Content(msgspec.Struct):
+class _ServerContent(msgspec.Struct):
     modelTurn: msgspec.Raw = msgspec.Raw()
     model_turn: msgspec.Raw = msgspec.Raw()
     outputTranscription: msgspec.Raw = msgspec.Raw()
@@ -76,8 +76,8 @@ class _LiveMessage(msgspec.Struct):
     """A message of either side; protobuf's JSON reads names in camelCase and in snake_case."""
 
     setup: _Setup | None = None
-    serverContent: _Content | None = None
-    server_content: _Content | None = None
+    serverContent: _ServerContent | None = None
+    server_content: _ServerContent | None = None
     toolCall: msgspec.Raw = msgspec.Raw()
     tool_call: msgspec.Raw = msgspec.Raw()
 
@@ -148,7 +148,7 @@ class GeminiLiveDialect(Dialect):
         return label(asked.model if asked is not None else None)
 
     def facts(self, request: bytes, response: bytes, stream: bool, asked: RequestFields | None = None) -> Facts:
-        said = _TurnReader(chunks(response, []))
+        said = _LiveAnswer(chunks(response, []))
         usage, calls = said.usage, [it for it in said.parts if isinstance(field(obj(it), "functionCall"), dict)]
         if usage is None and not said.parts and not said.transcript:
             usage = Usage(input_tokens=0, output_tokens=0)
@@ -166,9 +166,9 @@ class GeminiLiveDialect(Dialect):
 
     def read(self, request: bytes, response: bytes, stream: bool) -> Turn:
         problems: list[str] = []
-        asked = _ClientReader(chunks(request, unread := []))
+        asked = _LiveRequest(chunks(request, unread := []))
         problems += [it.replace("response", "request", 1) for it in unread]
-        said = _TurnReader(chunks(response, problems))
+        said = _LiveAnswer(chunks(response, problems))
         setup, config = asked.setup, obj(field(asked.setup, "generationConfig"))
         sampling = config | {
             key: value for key, value in setup.items() if snake(key) not in ("system_instruction", "tools", "model")
@@ -191,8 +191,8 @@ class GeminiLiveDialect(Dialect):
         )
 
 
-class _ClientReader:
-    """What a client's messages tell."""
+class _LiveRequest:
+    """The request of a turn, read from the client's messages."""
 
     def __init__(self, events: Iterable[Json]) -> None:
         self.setup: Json = {}
@@ -228,8 +228,8 @@ class _ClientReader:
         self._sound = {}
 
 
-class _TurnReader:
-    """What the server's messages of one turn tell."""
+class _LiveAnswer:
+    """The answer of a turn, read from the server's messages."""
 
     def __init__(self, events: Iterable[Json]) -> None:
         self.finish: str | None = None

@@ -78,12 +78,12 @@ class _NamedModel(msgspec.Struct):
     model: Any = None
 
 
-class _SocketMessage(_NamedModel):
+class _NamingMessage(_NamedModel):
     session: _NamedModel | None = None
     setup: _NamedModel | None = None
 
 
-_said = lenient(_SocketMessage)
+_said = lenient(_NamingMessage)
 
 
 class SocketDialect(OpaqueDialect):
@@ -97,7 +97,7 @@ class SocketDialect(OpaqueDialect):
 
     @staticmethod
     def read_client_message(message: bytes) -> ClientMessageFacts:
-        """Look for a model."""
+        """Look for the model that the message names."""
         said = _said(message)
         found = (said.model, *(it.model for it in (said.session, said.setup) if it is not None))
         return ClientMessageFacts(ClientMessageKind.OTHER, model=next(filter(None, map(label, found)), None))
@@ -108,7 +108,7 @@ class SocketDialect(OpaqueDialect):
         return named or label(dict(parse_qsl(path.partition("?")[2])).get("model"))
 
     def facts(self, request: bytes, response: bytes, stream: bool, asked: RequestFields | None = None) -> Facts:
-        """The model."""
+        """Only the model: nothing tells how much is used."""
         return Facts(model=self.model(request, asked=asked))
 
 

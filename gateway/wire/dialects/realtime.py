@@ -79,7 +79,7 @@ class _Audio(msgspec.Struct):
     input: _InputAudio | None = None
 
 
-class _Session(msgspec.Struct):
+class _SessionSettings(msgspec.Struct):
     model: Any = None
     audio: _Audio | None = None
     input_audio_transcription: _Transcriber | None = None
@@ -106,7 +106,7 @@ class _RealtimeMessage(msgspec.Struct):
     response_id: Any = None
     item_id: Any = None
     response: _Response | None = None
-    session: _Session | None = None
+    session: _SessionSettings | None = None
     error: _Error | None = None
 
 
@@ -163,7 +163,7 @@ def _error(error: _Error) -> ServerMessageFacts:
     return ServerMessageFacts(ServerMessageKind.ERROR, status=status, event=event, conflict=conflict)
 
 
-def _transcriber(session: _Session) -> str | None:
+def _transcriber(session: _SessionSettings) -> str | None:
     sound = None if session.audio is None or session.audio.input is None else session.audio.input.transcription
     found = session.input_audio_transcription if sound is None else sound
     return None if found is None else label(found.model)
@@ -172,7 +172,7 @@ def _transcriber(session: _Session) -> str | None:
 # -- the summary -------------------------------------------------------------------------------------------------------
 
 
-class _ResponseHead(msgspec.Struct, gc=False):
+class _RealtimeResponseHead(msgspec.Struct, gc=False):
     id: Any = None
     status: Any = None
     status_details: Any = None
@@ -184,21 +184,21 @@ class _SessionHead(msgspec.Struct, gc=False):
     model: Any = None
 
 
-class _EventHead(ErrorFields, gc=False):
-    response: _ResponseHead | None = None
+class _RealtimeEventHead(ErrorFields, gc=False):
+    response: _RealtimeResponseHead | None = None
     item: ItemHead | None = None
     session: _SessionHead | None = None
     usage: Any = None
 
 
-_events = StreamReader(_EventHead).events
+_events = StreamReader(_RealtimeEventHead).events
 
 
-class _Summary:
-    """What the events of one call tell."""
+class _RealtimeSummary:
+    """The summary's facts, read from the events of one call."""
 
-    def __init__(self, events: Iterable[_EventHead]) -> None:
-        self.response: _ResponseHead | None = None
+    def __init__(self, events: Iterable[_RealtimeEventHead]) -> None:
+        self.response: _RealtimeResponseHead | None = None
         self.model: str | None = None
         self.ended = self.transcribes = self.transcribed = False
         self.usage: Any = None
@@ -264,8 +264,8 @@ class RealtimeDialect(Dialect):
         return label(asked.model if asked is not None else None) or label(named.get("model") or named.get("deployment"))
 
     def facts(self, request: bytes, response: bytes, stream: bool, asked: RequestFields | None = None) -> Facts:
-        said = _Summary(chain.from_iterable(_events(response)))
-        head = said.response or _ResponseHead()
+        said = _RealtimeSummary(chain.from_iterable(_events(response)))
+        head = said.response or _RealtimeResponseHead()
         usage = openai_usage({"usage": said.usage})
         if said.empty and CREATE.encode() not in request:
             usage = Usage(input_tokens=0, output_tokens=0)
@@ -283,7 +283,7 @@ class RealtimeDialect(Dialect):
 
     def read(self, request: bytes, response: bytes, stream: bool) -> Turn:
         problems: list[str] = []
-        asked = _ClientReader(chunks(request, unread := []))
+        asked = _RealtimeRequest(chunks(request, unread := []))
         problems += [it.replace("response", "request", 1) for it in unread]
         events = list(chunks(response, problems))
         sessions = (obj(it.get("session")) for it in events if str(it.get("type")).startswith("session."))
@@ -312,8 +312,8 @@ class RealtimeDialect(Dialect):
         return self._texts
 
 
-class _ClientReader:
-    """What a client's messages tell."""
+class _RealtimeRequest:
+    """The request of a call, read from the client's messages."""
 
     def __init__(self, events: Iterable[Json]) -> None:
         self.session: Json = {}

@@ -659,7 +659,7 @@ SAMPLE: Final = 8 << 10
 """Bytes at the start of an answer whose texts are measured; the rest is assumed to be alike."""
 TOKEN_IDS: Final = b'"prompt_token_ids"'
 """Stands in an answer with token ids."""
-_MEDIA_MARKS: Final = (b";base64,", b'"bytes"', b'"audio"', b'"realtimeInput"')
+_MEDIA_MARKS: Final = (b";base64,", b'"bytes"', b'"audio"', b'"realtimeInput"', b'"realtime_input"')
 """Marks of a request with images, sound or files, whose texts alone are measured. In any other the whole body counts:
 its names and braces make up for what the chat template adds."""
 _ASKED = re.compile(rb'"(?:content|text|input|output|instructions|system|prompt|arguments|description)' + STRING)

@@ -185,6 +185,28 @@ _CODEASSIST: Final[Table] = {
     "": "response traceId metadata error consumedCredits remainingCredits",
     **{f"response.{path}".rstrip("."): keys for path, keys in _GEMINI.items()},
 }
+_REALTIME: Final[Table] = {
+    "": "type event_id response_id item_id previous_item_id output_index content_index item part response session "
+    "conversation delta text~ transcript~ arguments~ name call_id usage error logprobs rate_limits audio_start_ms "
+    "audio_end_ms sequence_number obfuscation id speaker start end languages event received_at",
+    "response": "id object status status_details output conversation_id modalities output_modalities voice audio "
+    "output_audio_format temperature max_output_tokens metadata usage",
+    "response.output!#call_id": f"{_ITEM} object format",
+    "response.output.content!": "type text~ transcript~ audio format",
+    "part!": "type text~ transcript~ audio",
+}
+_LIVE: Final[Table] = {
+    "": "setupComplete serverContent toolCall toolCallCancellation usageMetadata goAway sessionResumptionUpdate "
+    "voiceActivityDetectionSignal voiceActivity code reason",
+    "serverContent": "modelTurn turnComplete interrupted groundingMetadata generationComplete inputTranscription "
+    "outputTranscription interimInputTranscription urlContextMetadata turnCompleteReason waitingForInput "
+    "interactionStatus",
+    "serverContent.modelTurn": "role parts",
+    "serverContent.modelTurn.parts!": _GEMINI["candidates.content.parts!"],
+    "serverContent.outputTranscription!": "text~ finished languageCode",
+    "toolCall": "functionCalls",
+    "toolCall.functionCalls!#id": "id name args willContinue",
+}
 _TOOL_USE: Final = "toolUseId name input type"
 _CONVERSE: Final[Table] = {
     "": "output stopReason usage metrics additionalModelResponseFields trace performanceConfig serviceTier message "
@@ -219,17 +241,26 @@ SHAPES: Final[Mapping[str, tuple[ObjectShape, ObjectShape]]] = {
     "completions": (shape(_CHAT, {"choices": "text~"}), shape(_CHAT, {"choices": "text~"})),
     "messages": (shape(_ANTHROPIC), shape(_ANTHROPIC_EVENTS)),
     "responses": (shape(_RESPONSES), shape(_RESPONSES_EVENTS)),
-    "compaction": (shape(_RESPONSES), shape(_RESPONSES_EVENTS)),
+    "responses_compaction": (shape(_RESPONSES), shape(_RESPONSES_EVENTS)),
     "decisions": (shape(_DECISIONS), shape(_DECISIONS)),
     "gemini": (shape(_GEMINI), shape(_GEMINI)),
     "codeassist": (shape(_CODEASSIST), shape(_CODEASSIST)),
     "interactions": (shape(_INTERACTIONS), shape(_INTERACTIONS_EVENTS)),
     "converse": (shape(_CONVERSE), shape(_CONVERSE_FRAMES)),
     "prompt": (shape(_PROMPT), shape(_PROMPT)),
+    "realtime": (shape(_REALTIME), shape(_REALTIME)),
+    "gemini_live": (shape(_LIVE), shape(_LIVE)),
 }
 """Shapes by dialect: of plain answers, and of the events of a stream."""
 _DELTAS: Final = ("output_text", "refusal", "function_call_arguments", "custom_tool_call_input")
 _DELTAS_OF_REASONING: Final = ("reasoning_text", "reasoning_summary_text")
+_TRANSCRIPTION: Final = "conversation.item.input_audio_transcription"
+_HEARD: Final = ("committed", "cleared", "speech_started", "speech_stopped", "timeout_triggered", "dtmf_event_received")
+_STEPS: Final = ("in_progress", "completed", "failed")
+_SPOKEN_DELTAS: Final = (
+    "output_text", "text", "output_audio", "audio", "output_audio_transcript", "audio_transcript",
+    "function_call_arguments", "mcp_call_arguments",
+)  # fmt: skip
 KINDS: Final[Mapping[str, frozenset[str]]] = {
     "messages": frozenset(
         {"message_start", "content_block_start", "content_block_delta", "content_block_stop", "message_delta"}
@@ -242,6 +273,18 @@ KINDS: Final[Mapping[str, frozenset[str]]] = {
         | {f"response.reasoning_summary_part.{end}" for end in ("added", "done")}
         | {f"response.{item}.{end}" for item in (*_DELTAS, *_DELTAS_OF_REASONING) for end in ("delta", "done")}
         | {"response.output_text.annotation.added"}
+    ),
+    "realtime": frozenset(
+        {"response.created", "response.done", "error", "rate_limits.updated", "conversation.created"}
+        | {f"session.{end}" for end in ("created", "updated")}
+        | {f"conversation.item.{end}" for end in ("created", "added", "done", "deleted", "truncated", "retrieved")}
+        | {f"{_TRANSCRIPTION}.{end}" for end in ("delta", "completed", "failed", "segment")}
+        | {f"input_audio_buffer.{end}" for end in _HEARD}
+        | {f"output_audio_buffer.{end}" for end in ("started", "stopped", "cleared")}
+        | {f"mcp_list_tools.{end}" for end in _STEPS}
+        | {f"response.mcp_call.{end}" for end in _STEPS}
+        | {f"response.{item}.{end}" for item in ("output_item", "content_part") for end in ("added", "done")}
+        | {f"response.{item}.{end}" for item in _SPOKEN_DELTAS for end in ("delta", "done")}
     ),
 }
 """By dialect: the kinds of events that are read, or have no content."""

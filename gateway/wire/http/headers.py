@@ -13,7 +13,14 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
-from penstock.gateway.wire.dialects.family import Family, KeyFilter, key_kind, query_parameter_kind
+from penstock.gateway.wire.dialects.family import (
+    INSECURE,
+    SUBPROTOCOL,
+    Family,
+    KeyFilter,
+    key_kind,
+    query_parameter_kind,
+)
 from penstock.gateway.wire.http.redaction import MASK
 from penstock.gateway.wire.http.request import Headers, HttpRequest, Refusal
 
@@ -126,10 +133,11 @@ class RequestHeads:
         """
         left: list[bytes] = []
         own = not families or not self._serves.isdisjoint(families)
-        parts = self._parts(request.headers, request.hops, length, own, left)
+        headers = _subprotocols(request.headers, self._credential is not None) if request.websocket else request.headers
+        parts = self._parts(headers, request.hops, length, own, left)
         sent = b"".join(parts)
         if b"pst_" in sent:
-            clean = [header for header in request.headers if not _has_token(header)]
+            clean = [header for header in headers if not _has_token(header)]
             left.clear()
             parts = self._parts(clean, request.hops, length, own, left)
             sent = b"".join(parts)
@@ -279,6 +287,24 @@ def frame_body(request: HttpRequest, body: bytes) -> bytes:
         it for it in request.trailers if it[0] not in _NO_TRAILERS and not _has_token(it) and not key_kind(it[0], it[2])
     ]
     return b"".join([*parts, last_chunk([it[1:] for it in kept])])
+
+
+def _subprotocols(headers: Headers, replaced: bool) -> Headers:
+    """The headers of an opening without the gateway's own keys among its subprotocols; without any key if one is
+    `replaced`. The subprotocols themselves stay: the server chooses one of them."""
+    kept: Headers = []
+    for low, name, value in headers:
+        if low == SUBPROTOCOL and INSECURE in value:
+            some = [it for one in value.split(b",") if not _is_replaced(it := one.strip(), replaced)]
+            value = b", ".join(some) if len(some) <= value.count(b",") else value
+            if not value:
+                continue
+        kept.append((low, name, value))
+    return kept
+
+
+def _is_replaced(subprotocol: bytes, replaced: bool) -> bool:
+    return subprotocol.startswith(INSECURE) and (replaced or b"pst_" in subprotocol)
 
 
 def _has_token(header: tuple[bytes, bytes, bytes]) -> bool:

@@ -30,6 +30,7 @@ from penstock.gateway.model.facts import SESSION, UNRELEASED
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import Transaction
 from penstock.gateway.traffic.budgets.operations import BudgetShortfall
+from penstock.gateway.traffic.budgets.service import Budgets
 from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.traffic.proxy.call_lifecycle import CallState
 from penstock.gateway.traffic.proxy.proxy_context import ProxyContext
@@ -90,24 +91,46 @@ class SessionCall(WebSocketCall):
         self._shared.begin(self)
         self._acquire_slot(self._on.context.pool.concurrency_limit)
         self._move(CallState.SENT)
-        if self._shared.budgets is None:
+        self.reserve(self._on_room)
+
+    def reserve(self, then: Callable[[Budgets], None]) -> None:
+        """Reserve what an answer may use; end the session if there is no room. `then`: called once there is."""
+        budgets = self._shared.budgets
+        if budgets is None:
             return
         try:
-            reserving = self._shared.budgets.reserve(self._admitted, self.record)
+            reserving = budgets.reserve(self._admitted, self.record)
         except Refusal as refusal:
             _ = asyncio.get_running_loop().call_soon(self._refuse, refusal)
             return
-        if reserving is not None:
-            reserving.add_done_callback(self._on_room)
+        if reserving is None:
+            then(budgets)
+        else:
+            reserving.add_done_callback(lambda done: self._on_reply(budgets, done, then))
 
-    def _on_room(self, done: asyncio.Future[list[BudgetShortfall]]) -> None:
+    def _on_reply(
+        self, budgets: Budgets, done: asyncio.Future[list[BudgetShortfall]], then: Callable[[Budgets], None]
+    ) -> None:
         short = [] if done.exception() is not None else done.result()
-        if short and self._shared.budgets is not None:
-            self._refuse(self._shared.budgets.refusal(short, self._admitted, self.record))
+        if short:
+            self._refuse(budgets.refusal(short, self._admitted, self.record))
+        else:
+            then(budgets)
+
+    def _on_room(self, budgets: Budgets) -> None:
+        if self.state >= CallState.ENDING:
+            # A short answer is over before budgets reply, so what they say is of no use: is there room for another one?
+            self._session.check_room()
+
+    def release(self, budgets: Budgets) -> None:
+        """Give back what was reserved for a call that is none."""
+        budgets.recorded(self.record, False)
 
     def _refuse(self, refusal: Refusal) -> None:
-        if self.state < CallState.ENDING:
+        if CallState.SENT <= self.state < CallState.ENDING:
             self._fail(refusal)
+        else:
+            self._on.refuse(refusal, self._on.refusal(refusal, self), True)
 
     def begin_part(self, since: float) -> None:
         """Begin as a part of the rest. `since`: when its first message came; monotonic seconds."""
@@ -117,7 +140,7 @@ class SessionCall(WebSocketCall):
         self._move(CallState.SENT)
 
     def check(self, now: float, announce: float) -> None:
-        """Like every call; the rest of a session is never late."""
+        """Announce or end the call as any other; the rest of a session is never late."""
         if not self.part:
             super().check(now, announce)
             return
@@ -127,7 +150,7 @@ class SessionCall(WebSocketCall):
             self._announce_late(announce)
 
     def end_part(self, status: str, error: str | None) -> None:
-        """End a part."""
+        """End a part of the rest."""
         self._end(status, error)
 
     def put_now(self) -> None:
@@ -142,7 +165,7 @@ class SessionCall(WebSocketCall):
 
 
 class _Rest:
-    """Messages of no answer."""
+    """The messages that belong to no answer so far."""
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
@@ -310,6 +333,12 @@ class SessionConnection(WebSocketConnection):
         call.adopt()
         self.fill(call)
         return call
+
+    def check_room(self) -> None:
+        """End the session if budgets have no room for another answer."""
+        if not self._over:
+            call = SessionCall(self, self._shared, self._admit(b"", self._model))
+            call.reserve(call.release)
 
     def _failed(self, facts: ServerMessageFacts) -> tuple[SessionCall | None, bool]:
         """The call that an error is about, and whether the error ends it. Without the id of a message it may be about

@@ -13,7 +13,9 @@ from fakes.rig import Within
 from fakes.sessions import Json, Peer, Rig, session_rig
 from fakes.waiting import until
 from openai import AsyncAzureOpenAI, AsyncOpenAI
+from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
+from websockets.typing import Subprotocol
 
 from penstock.gateway.model.facts import SESSION, UNATTRIBUTED, UNRELEASED
 
@@ -279,3 +281,31 @@ async def test_a_release_does_not_reach_a_session_and_says_so(rig: Rig) -> None:
     (span,) = await rig.spans(1)
     assert (span.attributes or {})[UNRELEASED] is True
     assert (span.versions, span.arm) == (None, None)
+
+
+@pytest.mark.parametrize("own", [True, False])
+async def test_keys_of_browsers_stand_in_a_subprotocol(
+    within: Within, own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`own`: the upstream has a key of its own, and agents need a token."""
+    monkeypatch.setenv("HOST_KEY", "sk-of-the-gateway")
+    monkeypatch.setenv("PENSTOCK_ADMIN_KEY", "boss")
+    secret = {"require_token": True} if own else {}
+    known = {"key_env": "HOST_KEY"} if own else {}
+    realtime = Subprotocol("realtime")
+    async with session_rig(within, "openai", secret, known, subprotocols=[realtime]) as rig:
+        boss = {"Authorization": "Bearer boss"}
+        async with rig.tape.http.post(f"{rig.url}/api/tokens", json={"rollout": "r1"}, headers=boss) as made:
+            token = (await made.json())["token"]
+        key = token if own else "sk-not-real"
+        offered = [realtime, Subprotocol(f"openai-insecure-api-key.{key}"), Subprotocol("openai-beta.realtime-v1")]
+        url = rig.base.replace("http", "ws") + "/v1/realtime?model=m"
+        async with connect(url, subprotocols=offered, proxy=None) as client:
+            assert client.subprotocol == "realtime"
+            _ = await rig.accepted.get()
+        ((_, headers),) = rig.opened
+        if own:
+            assert headers["sec-websocket-protocol"] == "realtime, openai-beta.realtime-v1"
+            assert headers["authorization"] == "Bearer sk-of-the-gateway"
+        else:
+            assert headers["sec-websocket-protocol"] == ", ".join(offered)
