@@ -117,7 +117,7 @@ _RESPONSE: Final = (
     "max_output_tokens max_tool_calls metadata model output parallel_tool_calls previous_response_id conversation "
     "prompt prompt_cache_key prompt_cache_retention reasoning safety_identifier service_tier store temperature text "
     "tool_choice tools top_logprobs top_p truncation usage tool_usage user output_text moderation frequency_penalty "
-    "presence_penalty kv_transfer_params input_messages output_messages"
+    "presence_penalty kv_transfer_params input_messages output_messages content_filters"
 )
 _ITEM: Final = (
     "id type status role content summary arguments call_id name namespace input output action results queries code "

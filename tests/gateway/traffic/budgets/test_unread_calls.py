@@ -36,7 +36,7 @@ UNREAD = (
     "/v1/realtime/client_secrets", "/v1/fine_tuning/jobs", "/v1/threads/t/runs", "/v1/messages/batches",
     "/v1/sessions/s/events", "/v1beta/interactions", "/v1beta/models/m:batchGenerateContent",
     "/v1beta/openai/images/generations", "/openai/deployments/gpt/images/generations?api-version=2025-01-01",
-    "/openai/responses/compact?api-version=1", "/model/anthropic.claude-4/invoke", "/model/m/invoke-with-response-stream",
+    "/openai/responses/compact?v=1", "/model/anthropic.claude-4/invoke", "/model/m/invoke-with-response-stream",
     "/v1/projects/p/locations/l/publishers/meta/models/llama:rawPredict", "/async-invoke", "/anthropic/v1/complete",
     "/v1/projects/p/locations/l/endpoints/1:rawPredict", "/openai/mcp/chat/completions", "/anthropic/v1/responses",
     "/v1internal:generateContent", "//v1/chat/completions", "/v1/chat%2Fcompletions", "/v1/chat/completions/",
