@@ -252,3 +252,11 @@ async def test_a_bug_in_telling_ends_the_call_and_keeps_its_span(
     span = await rig.span()
     assert (span.status, span.error) == (SpanStatus.ERROR, "internal")
     assert STREAM.startswith(await rig.tape.raw(span, "response"))
+
+
+async def test_sampling_is_refused_where_the_version_of_the_api_has_none(rig: Inside) -> None:
+    headers = [("anthropic-version", "2026-10-21")]
+    async with rig.upstream(), rig.client() as client:
+        client.send(rig.call(asked(MESSAGES, temperature=0.5), headers, MESSAGES))
+        told = loads(body_of(await client.message()))["error"]
+    assert (told["type"], told["message"][:12]) == ("invalid_request_error", "temperature:")

@@ -16,7 +16,7 @@ from penstock.gateway.wire.dialects.loose_json import Json, arr, count, dumps, l
 TEXT = frozenset({"text", "input_text", "output_text", "reasoning_text", "summary_text"})
 MEDIA = frozenset(
     {"image_url", "input_image", "image_file", "input_audio", "audio_url", "video_url", "input_video", "input_file"}
-    | {"audio", "file", "image", "document", "search_result", "video"}
+    | {"audio", "file", "image", "document", "search_result", "video", "container_upload"}
 )
 HASHED: Final = b"penstock:media sha256="
 """The beginning of a `MediaHash`."""

@@ -118,7 +118,7 @@ _RESPONSE: Final = (
     "prompt prompt_cache_key prompt_cache_retention reasoning safety_identifier service_tier store temperature text "
     "tool_choice tools top_logprobs top_p truncation usage tool_usage user output_text moderation frequency_penalty "
     "presence_penalty kv_transfer_params input_messages output_messages image access_programs input_transformations "
-    "prompt_cache_diagnostics prompt_cache_options"
+    "prompt_cache_diagnostics prompt_cache_options content_filters"
 )
 _ITEM: Final = (
     "id type status role content summary arguments call_id name namespace input output action results queries code "

@@ -9,6 +9,7 @@ from which it would guess a provider.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ from penstock.gateway.traffic.proxy.translation.framing import (
 )
 from penstock.gateway.traffic.proxy.translation.litellm import LiteLlmApi
 from penstock.gateway.wire.dialects.loose_json import Json, arr, count, dumps, loads, obj, objs, text
+from penstock.gateway.wire.http.request import Headers
 
 # Writes an answer of chat completions as one of messages.
 #
@@ -249,6 +251,10 @@ FIELDS: Final = frozenset(
 LEFT_OUT: Final = frozenset({"cache_control", "context_management", "service_tier", "inference_geo"})
 TOOL: Final = frozenset({"type", "name", "description", "input_schema", "strict"})
 TOOL_LEFT_OUT: Final = frozenset({"cache_control", "eager_input_streaming", "defer_loading"})
+SAMPLING: Final = ("temperature", "top_p", "top_k")
+WITHOUT_SAMPLING: Final = "2026-10-21"
+"""The version of the API that refuses sampling parameters, even at their defaults, as all later ones do."""
+_DAY: Final = re.compile(r"\d{4}-\d\d-\d\d")
 BLOCKS: Final = {
     "user": ("text", "image", "tool_result"),
     "assistant": ("text", "thinking", "tool_use"),
@@ -273,6 +279,16 @@ def chat_request(library: LiteLlmApi, asked: Json) -> Json:
     check(known)
     chat, _ = library.messages.translate_anthropic_to_openai(_prepared(known), preserve_midturn_system=True)
     return _mended(chat, library.names(_named(known)), known)
+
+
+def check_version(asked: Json, headers: Headers) -> None:
+    """Refuse sampling parameters where the client names a version of the API that has none: Anthropic would, too."""
+    version = next((value for low, _, value in headers if low == b"anthropic-version"), b"").decode("latin-1")
+    for name in SAMPLING if _DAY.fullmatch(version) and version >= WITHOUT_SAMPLING else ():
+        if asked.get(name) is not None:
+            refuse(
+                name, f"anthropic-version {version} has no sampling parameters: leave it out, or name an earlier one"
+            )
 
 
 def check(asked: Json) -> None:

@@ -133,6 +133,8 @@ class Translator:
         """Make a call one of chat completions. Raises `ClientFault` for a request that cannot be expressed in it."""
         call, asked = send.call, document(send.body)
         dialect = call.dialect.name
+        if dialect == "messages":
+            messages.check_version(asked, send.headers)
         chat, converter = self.chat(dialect, asked), _CONVERSIONS[dialect][1]
         send.call, send.body = replace(call, dialect=find("POST", PATH), path=PATH), chat
         send.convert = lambda body: self.chat(dialect, document(body))

@@ -1,4 +1,4 @@
-"""The official clients of Azure, Foundry, Vertex and Gemini's OpenAI endpoint: they are read as their format."""
+"""The official clients of Azure, Foundry, Vertex and Gemini's OpenAI endpoint: their calls are read."""
 
 from __future__ import annotations
 

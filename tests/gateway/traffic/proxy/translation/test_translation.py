@@ -20,9 +20,10 @@ from fakes.rig import MESSAGES, Inside, Within
 from penstock.gateway.app import Gateway
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.model.toml import ConfigError
-from penstock.gateway.traffic.proxy.translation import litellm
+from penstock.gateway.traffic.proxy.translation import litellm, messages
 from penstock.gateway.traffic.proxy.translation.framing import IteratorDriver, PushIterator
 from penstock.gateway.wire.dialects.loose_json import loads
+from penstock.gateway.wire.http.request import ClientFault
 
 ROOT = Path(__file__).parents[5]
 ASK = b'{"model":"policy","max_tokens":9,"messages":[{"role":"user","content":"hi"}]}'
@@ -161,3 +162,19 @@ def test_an_iterator_that_waits_for_something_else_is_found_out() -> None:
 
     with pytest.raises(RuntimeError, match="which never comes"):
         IteratorDriver(Other).put(1)
+
+
+@pytest.mark.parametrize(
+    ("version", "refused"),
+    [("2023-06-01", []), ("2026-10-21", ["temperature", "top_k"]), ("2027-01-02", ["temperature", "top_k"]),
+     ("bedrock-2023-05-31", []), ("", [])],
+)  # fmt: skip
+def test_a_version_without_sampling_parameters_has_them_refused(version: str, refused: list[str]) -> None:
+    headers = [(b"anthropic-version", b"Anthropic-Version", version.encode())] if version else []
+    found: list[str | None] = []
+    for asked in ({"temperature": 1.0}, {"top_k": 5}, {"top_p": None}, {}):
+        try:
+            messages.check_version(asked, headers)
+        except ClientFault as fault:
+            found.append(fault.field if version in fault.message else None)
+    assert found == refused
