@@ -75,13 +75,13 @@ async def _stream(request: web.Request, *events: dict[str, Any]) -> web.StreamRe
 
 
 @asynccontextmanager
-async def background_host() -> AsyncGenerator[BackgroundHost]:
-    """A host on a free port."""
+async def background_host(root: str = "/v1") -> AsyncGenerator[BackgroundHost]:
+    """A host on a free port. `root`: what stands before the paths of the API."""
     made, app = BackgroundHost(), web.Application()
-    app.router.add_post("/v1/responses", made.create)
-    app.router.add_route("*", "/v1/responses/{name}", made.retrieve)
-    app.router.add_post("/v1/responses/{name}/cancel", made.retrieve)
+    app.router.add_post(f"{root}/responses", made.create)
+    app.router.add_route("*", root + "/responses/{name}", made.retrieve)
+    app.router.add_post(root + "/responses/{name}/cancel", made.retrieve)
     app.router.add_route("*", "/{rest:.*}", made.other)
     async with site(app) as url:
-        made.url = f"{url}/v1"
+        made.url = url + root
         yield made

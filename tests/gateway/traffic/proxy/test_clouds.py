@@ -14,12 +14,18 @@ import openai
 import pytest
 from anthropic.lib.google_cloud import AsyncAnthropicGoogleCloud
 from anthropic.lib.vertex import AsyncAnthropicVertex
+from fakes.background import SAID, background_host
 from fakes.budgets import budget, toml
 from fakes.clouds import FORBIDDEN, KEY, TOKEN, CloudHost, cloud_host
+from fakes.experiment import prompt
 from fakes.local import Local, locally
 from fakes.process import upstream
 from fakes.tape import Tape
 from openai.providers import vertex
+
+from penstock.gateway.client.client import Client
+from penstock.gateway.model.queue import RolloutSpec
+from penstock.gateway.model.rollout import RolloutConfig
 
 PROJECT = "/v1/projects/p/locations/global"
 VERSION = "2025-04-01-preview"
@@ -244,6 +250,38 @@ async def test_a_route_s_alias_stands_in_the_path(tmp_path: Path, http: aiohttp.
         spans = await made.tape.spans("r", 3)
         assert [span.model for span in spans] == ["gpt-prod", "prod", "claude-x"]
         assert [span.path for span in spans] == [it.path for it in made.host.seen]
+
+
+async def test_a_release_changes_their_prompts(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    old, new = "You are a guide of Paris.", "You are a friendly guide of Paris."
+    route = '[[route]]\nmodel = "prod"\nupstream = "azure"\nalias = "next"\n'
+    async with world(tmp_path, http, route) as made, Client(made.gateway.url) as client:
+        _ = await client.add_version("guide", prompt(old, sent=True, version="v1"))
+        _ = await client.add_version("guide", prompt(new, version="v2"))
+        _ = await client.enqueue([RolloutSpec(id="r", input="r", config=RolloutConfig(versions={"guide": "v2"}))])
+        said: list[Any] = [{"role": "system", "content": old}, *ASKED]
+        _ = await made.azure.chat.completions.create(model="prod", messages=said)
+        for create in (made.claude.messages.create, made.foundry().messages.create):
+            _ = await create(model="claude-x", max_tokens=99, system=old, messages=ASKED)
+        assert [new in it.body.decode() and old not in it.body.decode() for it in made.host.seen] == [True] * 3
+        assert made.host.seen[0].path.startswith("/openai/deployments/next/")
+        spans = await made.tape.spans("r", 3)
+        assert [(span.versions, span.model) for span in spans] == [
+            ({"guide": "v2"}, it) for it in ("prod", "claude-x", "claude-x")
+        ]
+
+
+@pytest.mark.parametrize("below", ["/openai/v1", f"{PROJECT}/publishers/openai/v1"])
+async def test_an_answer_in_the_background(tmp_path: Path, http: aiohttp.ClientSession, below: str) -> None:
+    async with background_host(below) as host, AsyncExitStack() as stack:
+        config = upstream("cloud", host.url.removesuffix(below), "azure" if below == "/openai/v1" else "vertex")
+        gateway = await stack.enter_async_context(locally(tmp_path, config))
+        made = World(gateway, CloudHost(), Tape(gateway.url, http), stack)
+        asked = await made.openai(below, KEY).responses.create(model="o3", input="Paris?", background=True)
+        found = await made.openai(below, KEY).responses.retrieve(asked.id)
+        assert (found.output_text, found.usage.output_tokens) == (SAID, 7900)
+        asking, fetching = await made.tape.spans("r", 2)
+        assert (asking.dialect, asking.usage.output_tokens, fetching.dialect) == ("responses", 7900, "retrieval")
 
 
 async def test_budgets_count_them(tmp_path: Path, http: aiohttp.ClientSession) -> None:
