@@ -81,6 +81,7 @@ from penstock.gateway.traffic.trials.check import CheckJob
 from penstock.gateway.traffic.trials.rehearsal import Rehearsals, ReplayJob
 from penstock.gateway.traffic.trials.sender import ReleaseContext
 from penstock.gateway.traffic.trials.shadow import ShadowJob
+from penstock.gateway.traffic.upstreams.cloud_auth import CloudAuthService
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool, HealthChecker
 from penstock.gateway.traffic.upstreams.routes import DirectHosts, RouteTable
 from penstock.gateway.traffic.versions import PinTable
@@ -146,6 +147,7 @@ class Gateway:
         self.bridge = Bridge(config.mcp.servers.items(), self._redactor.own, ends)
         self.mcp = McpContext(ServerRegistry(config, own, self.bridge), SessionTable())
         self._wanted = DirectHosts([*config.upstreams(), *self.mcp.servers.hosts], own)
+        self._cloud_auth = CloudAuthService([*self.pools.values(), *self._wanted.pools.values()], self._redactor)
         self._make_releases()
         self.audit = PolicyAudit(self.store, self.recorder, self.dispatcher, self.releases, self._now_ns)
         prices = config.prices or BUILTIN
@@ -243,6 +245,7 @@ class Gateway:
         self._leading = ServiceGroup(leading, patient=True)
         """Services that only one of the processes that write a tape may run."""
         self._beside = ServiceGroup({
+            "credentials of clouds": self._cloud_auth,
             "tool definitions": self.definitions,
             "prompt coverage": self.coverage,
             "results of batches": self.batches,

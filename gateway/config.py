@@ -75,6 +75,7 @@ class KeySettings(Section):
 
 OTLP_HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
 """Environment variable with the headers for a collector."""
+_AWS_SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 _KEY_NAME = re.compile("(?i)key|token|secret|password")
 """Names of variables whose values are kept off the tape."""
 
@@ -175,6 +176,9 @@ class UpstreamSettings(Section):
     key_env: str | None = None
     """Environment variable with the API key, which replaces the agent's. Without it the agent's own key for this API
     passes."""
+    auth: Literal["aws", "google"] | None = None
+    """Cloud whose credentials the gateway holds: it signs each request (`aws`) or sends an access token (`google`), and
+    removes the agent's key."""
     read_timeout: float = Field(default=600.0, gt=0)
     """A call fails after so many seconds without a byte from the upstream, before or within its answer."""
     max_concurrent: int | None = Field(default=None, gt=0)
@@ -216,10 +220,21 @@ class UpstreamSettings(Section):
             raise ValueError(f"{value!r} is none of the families: {', '.join(known)}")
         return value
 
+    @model_validator(mode="after")
+    def _has_one_key(self) -> UpstreamSettings:
+        if self.auth is not None and self.key_env is not None:
+            raise ValueError(f'key_env and auth = "{self.auth}" are both a key of its own: leave one out')
+        return self
+
     @property
     def family(self) -> Family:
         """The family of the API that it speaks."""
         return FAMILIES[self.dialect]
+
+    @property
+    def has_key(self) -> bool:
+        """True if the gateway has a key or credentials for it."""
+        return self.key_env is not None or self.auth is not None
 
     def key(self) -> str | None:
         """Return the API key from the environment; raises `ConfigError` when it is named and missing."""
@@ -402,6 +417,7 @@ class GatewayConfig(AddressSettings):
             audit_key(),
             *(one.key() for one in self.upstream),
             *(one.proxy_auth() for one in self.upstream),
+            *(os.environ.get(name) for name in _AWS_SECRETS if any(one.auth == "aws" for one in self.upstream)),
             *(one.key(name) for name, one in servers),
             *(value for name, one in servers for value in one.keys(name).values()),
             *(value for _, one in servers for key, value in one.env.items() if _KEY_NAME.search(key)),

@@ -333,6 +333,8 @@ def _state(one: UpstreamView) -> Text:
     if one.paused:
         return Text("paused", style="yellow")
     made = Text("open", "green") if one.health == "good" else Text(f"{one.health}: {clean(one.failing)}", "red")
+    if one.health == "good" and one.failing.startswith("auth: "):
+        made = Text(f"open, {clean(one.failing)}", "red")
     if one.check is not None:
         made.append(f", check {'passed' if one.check == 'passed' else 'failed: ' + clean(one.check)}")
     return made

@@ -228,7 +228,7 @@ def view(pool: ConnectionPool) -> UpstreamView:
         waited=gate.stats.calls + pool.concurrency_limit.waited,
         refused=gate.stats.refused,
         health=pool.health.state(now),
-        failing=pool.health.why,
+        failing=pool.health.why or ("" if pool.auth is None else pool.auth.problem),
         rests_s=pool.health.rests_s(now),
         check=None if check is None else check[0] or "passed",
         checked_s=None if check is None else now - check[1],

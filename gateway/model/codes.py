@@ -56,8 +56,8 @@ BreakdownDimension = Literal[
 
 
 Extra = Literal[
-    "apo", "demo", "index", "kubernetes", "lake", "masking", "mcp", "mlflow", "parquet", "plots", "providers", "ray",
-    "samples", "train", "tui", "verl",
+    "apo", "clouds", "demo", "index", "kubernetes", "lake", "masking", "mcp", "mlflow", "parquet", "plots", "providers",
+    "ray", "samples", "train", "tui", "verl",
 ]  # fmt: skip
 """Extras that commands and settings ask for."""
 

@@ -399,7 +399,7 @@ class UpstreamView(Noun):
     """How calls to it go: `resting` after it failed, so that others serve what they can; `probing` when that is over,
     until a call has shown how it is."""
     failing: str = ""
-    """Why the last call to it failed, while it is not good."""
+    """Why the last call to it failed, while it is not good, or why there are no fresh credentials (`auth`)."""
     rests_s: float | None = None
     """Seconds that it still rests; None while it does not."""
     check: str | None = None

@@ -250,7 +250,7 @@ def _keys_of_others(config: GatewayConfig) -> Iterator[str]:
     known = {one.name: one for one in config.upstreams()}
     told = set[str]()
     for route in config.route:
-        keyless = [known[name] for name in route.upstream if known[name].key_env is None]
+        keyless = [known[name] for name in route.upstream if not known[name].has_key]
         for other in keyless[1:]:
             if _site(other) not in (None, _site(keyless[0])) and other.name not in told:
                 told.add(other.name)

@@ -83,7 +83,7 @@ def welcome(config: GatewayConfig, url: str) -> str:
         lines += ["", f"  # {users}", f"  export {name}_BASE_URL={url}/rollout/first{end}"]
         if config.token_required:
             lines.append(f"  export {name}_API_KEY=$(penstock token first{gateway})")
-        elif all(one.key_env for one in config.upstreams() if one.dialect == family.name):
+        elif all(one.has_key for one in config.upstreams() if one.dialect == family.name):
             lines.append(f"  export {name}_API_KEY=none-needed  # the gateway has the key")
     if url != _commands_ask():
         lines += ["", "  # Commands of another terminal ask this gateway after", f"  export PENSTOCK_GATEWAY={url}"]
@@ -112,7 +112,9 @@ class CallLines:
     def __init__(self, config: GatewayConfig, most: int = LINES_A_SECOND, out: int = _STDOUT) -> None:
         """`most`: lines a second; `out`: descriptor of the terminal."""
         self._most, self._out = max(1, most), out
-        self._keys = {one.name: one.key_env for one in config.upstreams()}
+        self._keys = {one.name: None if one.auth is None else f'auth = "{one.auth}"' for one in config.upstreams()} | {
+            one.name: f"{one.key_env} (its key_env)" for one in config.upstreams() if one.key_env is not None
+        }
         self._coloured = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         self._lock, self._come = threading.Lock(), threading.Event()
         self._waiting: list[str] = []
@@ -193,9 +195,9 @@ class CallLines:
         """Return advice on a failed call, with the settings of its upstream."""
         error, upstream = entry.error or entry.status, entry.upstream
         if error in ("http_401", "http_403") and upstream is not None:
-            variable = self._keys.get(upstream)
-            if variable is not None:
-                return f"upstream {upstream} refuses the key in {variable} (its key_env): give the gateway another"
+            own = self._keys.get(upstream)
+            if own is not None:
+                return f"upstream {upstream} refuses the key in {own}: give the gateway another"
             return f"upstream {upstream} refuses the agent's key: give the agent another, or [[upstream]] a key_env"
         way = WAYS_OUT.get(error, "`penstock show {rollout}` has the whole answer")
         return way.format(upstream=upstream or "of this call", rollout=entry.rollout)

@@ -39,6 +39,7 @@ from penstock.gateway.traffic.proxy.failover_policy import (
 )
 from penstock.gateway.traffic.proxy.plan import PinWait, plan, plan_pinned
 from penstock.gateway.traffic.proxy.proxy_context import CallPlan, ProxyContext
+from penstock.gateway.traffic.upstreams.cloud_auth import UpstreamAuth
 from penstock.gateway.traffic.upstreams.health import retry_after_s, take_next
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.traffic.versions import ResourceUse
@@ -46,7 +47,7 @@ from penstock.gateway.wire.dialects.base import EVENT_STREAM
 from penstock.gateway.wire.dialects.request_body import replace_model
 from penstock.gateway.wire.dialects.sse import begins_event_stream
 from penstock.gateway.wire.http.client_connection import ClientConnection
-from penstock.gateway.wire.http.headers import KnownUpstreamHead, frame_body
+from penstock.gateway.wire.http.headers import KnownUpstreamHead, frame_body, header_fields, with_fields
 from penstock.gateway.wire.http.request import ClientFault, HttpRequest, Refusal, UpstreamFault, internal_fault
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
 from penstock.gateway.wire.rewriting import Framing
@@ -55,7 +56,7 @@ from penstock.gateway.wire.rewriting import Framing
 class HttpCall(RecordedCall):
     """One call. It is in `ProxyContext.running` from `run` until it is handed to the recorder."""
 
-    __slots__ = ("_plan", "_pools", "_sent", "_sent_at", "_tries", "_watch")
+    __slots__ = ("_plan", "_pools", "_prepared", "_sent", "_sent_at", "_tries", "_watch")
 
     def __init__(
         self, shared: ProxyContext, client: ClientConnection, request: HttpRequest, admitted: CallRequest
@@ -72,6 +73,8 @@ class HttpCall(RecordedCall):
         self._watch: AnswerWatch | None = None
         """The watch on the answer's beginning; None if nothing depends on it."""
         self._sent: tuple[bytes, bytes] = (b"", b"")
+        self._prepared: str | None = None
+        """What was prepared of the request's signature, if the gateway signs it."""
         self._sent_at = 0.0
         """When the request was written; monotonic seconds."""
 
@@ -134,7 +137,7 @@ class HttpCall(RecordedCall):
 
     def _forward(self) -> None:
         """Send the call to the next upstream that may serve it."""
-        record, self._given_at = self.record, monotonic()
+        record, self._given_at, self._prepared = self.record, monotonic(), None
         record.pool = pool = take_next(self._pools, self._given_at)
         request, admitted = self.request, self._admitted
         if self._plan is not None and self._plan.aliases:
@@ -192,15 +195,32 @@ class HttpCall(RecordedCall):
         self._shared.metrics.credentials_left_out[pool.name,] += 1
 
     def _reach(self, pool: ConnectionPool, fresh: bool = False) -> None:
-        """Connect as soon as the upstream's gate is open and it has a free place."""
+        """Connect as soon as the upstream's gate is open, it has a free place, and its request can be signed."""
         limit = pool.concurrency_limit
-        if pool.gate.must_wait:
+        if (
+            pool.auth is not None
+            and self._prepared is None
+            and (prepared := pool.auth.prepare(self.record.body)) is not None
+        ):
+            self._wait(prepared.cancel)
+            prepared.add_done_callback(partial(self._on_prepared, pool, fresh))
+        elif pool.gate.must_wait:
             self._wait(partial(pool.gate.leave, self))
             pool.gate.wait(self)
         elif limit.maximum is not None and limit.full:
             self._wait_for_slot(limit, self.on_slot)
         else:
             self._connect(pool, fresh)
+
+    def _on_prepared(self, pool: ConnectionPool, fresh: bool, done: asyncio.Future[str | None]) -> None:
+        """Called when the request can be signed, or there are no credentials."""
+        if self.state is not CallState.WAITING or done.cancelled():
+            return
+        if isinstance(error := done.exception(), Refusal):
+            self._do("asked elsewhere", partial(self.on_refused, error))
+        elif self._resumes():
+            self._prepared = done.result()
+            self._do("signed", lambda: self._reach(pool, fresh))
 
     def _connect(self, pool: ConnectionPool, fresh: bool) -> None:
         if pool.concurrency_limit.maximum is not None:
@@ -257,9 +277,20 @@ class HttpCall(RecordedCall):
         self._move(CallState.SENT)
         self.connecting, self.connection = None, connection
         self._sent_at = self.touched = monotonic()
-        connection.send(self, *self._sent)
+        head, body = self._sent
+        if (pool := self.record.pool) is not None and pool.auth is not None:
+            head = self.record.sent = self._signed(pool.auth, head)
+        connection.send(self, head, body)
         if self.held:
             connection.transport.pause_reading()
+
+    def _signed(self, auth: UpstreamAuth, head: bytes) -> bytes:
+        """The head with the gateway's own credentials, as of now."""
+        method, target, _ = head.split(b" ", 2)
+        own = auth.fields(
+            method.decode(), target.decode("latin-1"), header_fields(head), self.record.body, self._prepared
+        )
+        return with_fields(head, own)
 
     def on_unreachable(self, reason: str, detail: str) -> None:
         """Try the next upstream, or answer with an error. A paused upstream may be restarting: wait for its gate

@@ -238,7 +238,7 @@ class CallReplay(ArmComparison):
 
 def without_key(pool: ConnectionPool | None) -> bool:
     """True if calls to an upstream need the agents' own keys, which are never recorded."""
-    return pool is not None and pool.config.key_env is None
+    return pool is not None and not pool.config.has_key
 
 
 # -- recorded calls, read on threads -----------------------------------------------------------------------------------

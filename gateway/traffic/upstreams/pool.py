@@ -33,6 +33,7 @@ import aiohttp
 from penstock.gateway.config import UpstreamSettings
 from penstock.gateway.model.state import LONGEST_HOLD_S
 from penstock.gateway.model.toml import ConfigError
+from penstock.gateway.traffic.upstreams.cloud_auth import UpstreamAuth
 from penstock.gateway.traffic.upstreams.health import HealthState, UpstreamHealth
 from penstock.gateway.wire.dialects import FAMILIES
 from penstock.gateway.wire.dialects.family import KeyFilter, host_of
@@ -140,7 +141,10 @@ class ConnectionPool(Connector):
             config.session_header,
             self.keys,
             self.serves,
+            config.auth is not None,
         )
+        self.auth: UpstreamAuth | None = None
+        """What signs its requests, if that is the gateway (`cloud_auth.CloudAuthService`)."""
         self.gate = UpstreamGate(config.name)
         self.health = UpstreamHealth()
         most = None if config.max_concurrent is None else share(config.max_concurrent)

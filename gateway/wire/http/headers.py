@@ -52,7 +52,7 @@ _NOT_THEIRS: Final = frozenset({b"expect", b"proxy-authorization", b"proxy-conne
 """Headers for the gateway that are removed even where the agent does not know of it."""
 _NO_TRAILERS: Final = _OWN | {b"content-length", b"transfer-encoding", b"trailer", *CREDENTIALS}
 _TOKEN: Final = re.compile(rb"pst_[A-Za-z0-9_-]{40,}")
-_REPLACED: Final = {*CREDENTIALS, b"x-amz-security-token"}
+_REPLACED: Final = {*CREDENTIALS, b"x-amz-security-token", b"x-amz-date", b"x-amz-content-sha256"}
 """Headers that the upstream's own key replaces."""
 _PLAIN: Final = frozenset(
     {
@@ -99,15 +99,18 @@ class RequestHeads:
         session: str | None = None,
         keys: KeyFilter | None = None,
         serves: frozenset[Family] = frozenset(),
+        replaced: bool = False,
     ) -> None:
-        """`credentials`: headers that replace the agent's keys; `own_keys`: the gateway's own, never passed on.
-        `session`: name of the header that carries the rollout id. `keys`: which agents' keys the upstream may be sent;
-        None for all. `serves`: the families whose calls the upstream takes."""
+        """`credentials`: headers that replace the agent's keys; `replaced`: whether the caller adds such headers;
+        `own_keys`: the gateway's own, never passed on. `session`: name of the header that carries the rollout id.
+        `keys`: which agents' keys the upstream may be sent; None for all. `serves`: the families whose calls the
+        upstream takes."""
         self._session = None if session is None else session.encode("ascii")
         self.vary = session is not None
         """True if calls with the same head may be sent with different ones."""
         self._start = [b"Host", b": ", host, b"\r\n"]
         self._credentials = [part for name, value in credentials for part in (name, b": ", value, b"\r\n")]
+        self._replaced = replaced or bool(self._credentials)
         self._own_keys = tuple(key.encode() for key in own_keys)
         self._takes, self._serves = keys, serves
         self._actions: dict[bytes, int] = {}
@@ -178,7 +181,7 @@ class RequestHeads:
 
     def _decide(self, low: bytes) -> int:
         own = _NOT_THEIRS if self.verbatim else _OWN
-        if low in own or (self._credentials and low in _REPLACED):
+        if low in own or (self._replaced and low in _REPLACED):
             action = _DROP
         elif low == b"content-length":
             action = _LENGTH
@@ -215,7 +218,7 @@ class RequestHeads:
             name, found = query_parameter_kind(one)
             if found is None or one.endswith(b"=" + MASK):
                 kept.append(one)
-            elif not self._credentials:
+            elif not self._replaced:
                 if self._is_sent(found, own):
                     kept.append(one)
                 else:
@@ -255,6 +258,11 @@ class KnownUpstreamHead:
         if length is not None and self._length >= 0:
             values[self._length] = b"%d" % length
         return self._form % (*values,), self._left
+
+
+def with_fields(head: bytes, fields: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """A head with more header fields at its end."""
+    return b"%b%b\r\n" % (head[:-2], b"".join([b"%b: %b\r\n" % field for field in fields]))
 
 
 def header_fields(head: bytes) -> Fields:
