@@ -140,7 +140,7 @@ class ToolPlayer:
             if not answered:
                 self._cassette.take_back(played)
         if hidden:
-            said = conversation(call.dialect, obj(loads(call.body)))
+            said = call.dialect.conversation(obj(loads(call.body)))
             self._told.append(HiddenMessages(plain(said), hidden))
         return RehearsalAnswer(reply)
 
@@ -160,8 +160,8 @@ class ToolPlayer:
             if not calls:
                 return reply, hidden
             hidden += self._results(question, reply, calls, played)
-            told = conversation(question.dialect, asked)
-            body = with_conversation(question.dialect, asked, [*told, *hidden])
+            told = question.dialect.conversation(asked)
+            body = orjson.dumps(question.dialect.with_conversation(asked, [*told, *hidden]))
             question = replace(question, body=body)
 
     async def _ask(self, question: OutboundRequest) -> tuple[Reply, Turn | None]:
@@ -242,9 +242,11 @@ class ToolPlayer:
         dialect, asked = call.dialect, obj(strict(call.body))
         if not dialect.conversation_field or not self._told:
             return call
-        told = conversation(dialect, asked)
+        told = dialect.conversation(asked)
         whole = restore(told, self._told)
-        return call if len(whole) == len(told) else replace(call, body=with_conversation(dialect, asked, whole))
+        if len(whole) == len(told):
+            return call
+        return replace(call, body=orjson.dumps(dialect.with_conversation(asked, whole)))
 
     def _version(self, resource: str, call: CallRequest, model: str | None) -> str:
         """Return the run's own version; for other resources, and for calls outside the release's audience, the stable
@@ -407,19 +409,6 @@ class HiddenMessages:
     """The messages before them, as `plain` returns them."""
     messages: Sequence[Any]
     """The hidden messages."""
-
-
-def conversation(dialect: Dialect, asked: Json) -> list[Any]:
-    """Return the messages of a request, unchanged."""
-    found = asked.get(dialect.conversation_field)
-    if isinstance(found, str):
-        return [{"role": "user", "content": found}]
-    return list(arr(found)) if isinstance(found, list) else [] if found is None else [found]
-
-
-def with_conversation(dialect: Dialect, asked: Json, messages: Sequence[Any]) -> bytes:
-    """Return the request with these messages."""
-    return orjson.dumps(asked | {dialect.conversation_field: list(messages)})
 
 
 def exchange(dialect: Dialect, response: bytes, stream: bool, results: Sequence[Part]) -> list[Json]:

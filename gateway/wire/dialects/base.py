@@ -32,6 +32,7 @@ from penstock.gateway.wire.dialects.family import Failure, Family
 from penstock.gateway.wire.dialects.loose_json import (
     Json,
     RequestFields,
+    arr,
     count,
     document,
     error_message,
@@ -292,6 +293,17 @@ class Dialect(ABC):
         """An answer and the results of its tool calls, in their order, as items of the next request's conversation, as
         the official SDK sends them back; None where a call has no result that can be written."""
         return None
+
+    def conversation(self, asked: Json) -> list[Any]:
+        """The items of a request's conversation, unchanged, to which those of `continuation` may be added."""
+        found = asked.get(self.conversation_field)
+        if isinstance(found, str):
+            return [{"role": "user", "content": found}]
+        return list(arr(found)) if isinstance(found, list) else [] if found is None else [found]
+
+    def with_conversation(self, asked: Json, items: Sequence[Any]) -> Json:
+        """The request with these items as its conversation."""
+        return asked | {self.conversation_field: list(items)}
 
     def answer_text_pattern(self, stream: bool) -> re.Pattern[bytes]:
         """Return a pattern that finds each text in an answer once: where nobody counted tokens, they are estimated from

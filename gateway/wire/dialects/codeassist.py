@@ -7,7 +7,7 @@ quotas, settings) are opaque: they use no tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -126,6 +126,12 @@ class CodeAssistDialect(GeminiDialect):
         if found.asked is not None:
             found.asked.model = model
         return found
+
+    def conversation(self, asked: Json) -> list[Any]:
+        return super().conversation(obj(asked.get("request")))
+
+    def with_conversation(self, asked: Json, items: Sequence[Any]) -> Json:
+        return asked | {"request": super().with_conversation(obj(asked.get("request")), items)}
 
     def server_tools(self, asked: Json) -> list[str]:
         return super().server_tools(obj(asked.get("request")))

@@ -288,6 +288,15 @@ class InteractionsDialect(JsonPostDialect):
         told = [*objs(answer.get("errors")), *(obj(step.get("error")) for step in objs(answer.get("steps")))]
         return next((it for one in told if (it := text(one.get("message")))), f"the interaction is {status}")
 
+    def conversation(self, asked: Json) -> list[Any]:
+        """The steps of the input: a list may not hold contents beside steps."""
+        given: Any = asked.get("input")
+        listed: list[Any] = arr(given) if isinstance(given, list) else [] if given is None else [given]
+        if not listed or (isinstance(listed[0], dict) and obj(listed[0]).get("type") not in CONTENT):
+            return listed
+        contents = [{"type": "text", "text": it} if isinstance(it, str) else it for it in listed]
+        return [{"type": "user_input", "content": contents}]
+
     def next_items(self, answer: Json, results: Sequence[Part]) -> list[Json] | None:
         """The answer's steps, and a step for each result."""
         steps = _own_steps(answer)

@@ -136,7 +136,7 @@ class RequestHeads:
         """
         left: list[bytes] = []
         own = not families or not self._serves.isdisjoint(families)
-        headers = _subprotocols(request.headers, self._credential is not None) if request.websocket else request.headers
+        headers = _subprotocols(request.headers, self._replaced) if request.websocket else request.headers
         parts = self._parts(headers, request.hops, length, own, left)
         sent = b"".join(parts)
         if b"pst_" in sent:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from typing import Any
 
 import pytest
 from fakes.provider import FORMATS
+from fakes.wire_bodies import sse
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,11 +18,9 @@ from penstock.gateway.model.turn import Message, Part
 from penstock.gateway.traffic.trials.tool_player import (
     ContinuationError,
     HiddenMessages,
-    conversation,
     exchange,
     plain,
     restore,
-    with_conversation,
 )
 from penstock.gateway.wire.dialects import by_name, find
 from penstock.gateway.wire.dialects.base import JsonPostDialect
@@ -50,10 +50,23 @@ def answered(name: str, asked: Json, said: str, made: list[tuple[str, Json]], st
         if stream:
             return b"".join(b"data: " + json.dumps(one).encode() + b"\r\n\r\n" for one in answers)
         return json.dumps({"candidates": [{"content": {"role": "model", "parts": parts}}]}).encode()
+    if name == "codeassist":
+        told = answered("gemini", asked, said, made, stream)
+        return re.sub(rb"(?m)\{.*\}", rb'{"response": \g<0>}', told)
+    if name == "interactions":
+        steps: list[Json] = [{"type": "model_output", "content": [{"type": "text", "text": said}]}] if said else []
+        steps += [{"type": "function_call", "id": f"c{at}", "name": it, "arguments": given}
+                  for at, (it, given) in enumerate(made)]  # fmt: skip
+        ended: Json = {"id": "i", "status": "requires_action"}
+        if stream:
+            starts = [{"event_type": "step.start", "index": at, "step": step} for at, step in enumerate(steps)]
+            events = [{"event_type": "interaction.created", "interaction": {"id": "i"}}, *starts]
+            return sse(*events, {"event_type": "interaction.completed", "interaction": ended})
+        return json.dumps(ended | {"steps": steps}).encode()
     wanted = tuple(DemoToolCall(f"call_{at}", it, json.dumps(given)) for at, (it, given) in enumerate(made))
-    plain, events = FORMATS[PATHS[name]]
+    plain, piecewise = FORMATS[PATHS[name]]
     answer = DemoAnswer(said, wanted)
-    return b"".join(events(asked, answer)) if stream and events else json.dumps(plain(asked, answer)).encode()
+    return b"".join(piecewise(asked, answer)) if stream and piecewise else json.dumps(plain(asked, answer)).encode()
 
 
 def request(name: str, questions: list[str]) -> Json:
@@ -61,6 +74,11 @@ def request(name: str, questions: list[str]) -> Json:
     if name == "gemini":
         system = {"parts": [{"text": "Be brief."}]}
         return {"systemInstruction": system, "contents": [{"role": "user", "parts": [{"text": q}]} for q in questions]}
+    if name == "codeassist":
+        return {"model": "m", "request": request("gemini", questions)}
+    if name == "interactions":
+        steps = [{"type": "user_input", "content": [{"type": "text", "text": q}]} for q in questions]
+        return {"model": "m", "system_instruction": "Be brief.", "input": steps if questions[1:] else questions[0]}
     told = [{"role": "user", "content": question} for question in questions]
     asked: Json = {"model": "m", "temperature": 0.5, "tools": []}
     if name == "responses":
@@ -72,9 +90,13 @@ def request(name: str, questions: list[str]) -> Json:
 
 def recorded(name: str, call: str, text: str) -> Part:
     """A result as it is read from a request of this dialect."""
-    if name == "gemini":
+    if name == "codeassist":
+        return recorded("gemini", call, text)
+    if name == "interactions":
+        body: Json = {"input": [{"type": "function_result", "call_id": "old", "name": call, "result": text}]}
+    elif name == "gemini":
         part = {"functionResponse": {"name": call, "response": {"result": text}}}
-        body: Json = {"contents": [{"role": "user", "parts": [part]}]}
+        body = {"contents": [{"role": "user", "parts": [part]}]}
     elif name == "messages":
         block = {"type": "tool_result", "tool_use_id": "old", "content": text}
         body = {"messages": [{"role": "user", "content": [block]}]}
@@ -91,7 +113,7 @@ def flat(messages: list[Message]) -> list[tuple[str, Part]]:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
-@pytest.mark.parametrize("name", ["chat", "messages", "responses", "gemini"])
+@pytest.mark.parametrize("name", ["chat", "messages", "responses", "gemini", "codeassist", "interactions"])
 @given(questions=st.lists(words, min_size=1, max_size=3), said=words | st.just(""), made=calls, data=st.data())
 def test_read_again_it_is_the_conversation_the_answer_and_the_results(
     name: str, stream: bool, questions: list[str], said: str, made: list[tuple[str, Json]], data: st.DataObject
@@ -100,9 +122,9 @@ def test_read_again_it_is_the_conversation_the_answer_and_the_results(
     body = json.dumps(asked).encode()
     response = answered(name, asked, said, made, stream)
     results = [recorded(name, call, data.draw(texts)) for call, _ in made]
-    told = [*conversation(spoken, asked), *exchange(spoken, response, stream, results)]
+    told = [*spoken.conversation(asked), *exchange(spoken, response, stream, results)]
     before = spoken.read(body, response, stream)
-    after = spoken.read(with_conversation(spoken, asked, told), b"", False)
+    after = spoken.read(json.dumps(spoken.with_conversation(asked, told)).encode(), b"", False)
     ids = [part.id for part in before.choices[0].message.parts if part.type == "tool_call"]
     wanted = flat([*before.messages, before.choices[0].message])
     got = flat(after.messages)

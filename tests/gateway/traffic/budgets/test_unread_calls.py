@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.model.state import Budget
+from penstock.gateway.traffic.budgets.claims import FREE as FREE_PATHS
 from penstock.gateway.traffic.budgets.claims import is_free, is_read, known_model, uses_nothing
 from penstock.gateway.traffic.budgets.operations import Limit
 from penstock.gateway.wire.dialects import DIALECTS, find
@@ -78,6 +79,12 @@ def test_a_method_that_another_one_overrides_is_not_free(name: bytes, method: st
 def test_what_uses_nothing_is_never_counted(call: str) -> None:
     method, path = call.split()
     assert uses_nothing(find(method, path), method, path)
+
+
+def test_the_docs_show_the_table() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "budgets.md").read_text()
+    rows = [f"| `{row.form}` | {row.why} |\n" for row in FREE_PATHS]
+    assert f"| path | such a call |\n|---|---|\n{''.join(rows)}\n" in page
 
 
 @given(

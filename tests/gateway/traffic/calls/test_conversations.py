@@ -597,7 +597,7 @@ class Elsewhere:
         hints: ConnectionHints,
         rollout: str,
         answer: UnreadAnswer,
-        response: str | None,
+        names: list[str],
     ) -> None:
         self.heard.append((rollout, key))
 

@@ -11,8 +11,11 @@ from fakes.wire_bodies import agreed, same, sse
 from penstock.gateway.model.span import Span, Usage
 from penstock.gateway.model.turn import Exchange, Message, Part, Tool
 from penstock.gateway.reading.turns import read_exchange
+from penstock.gateway.traffic.budgets.claims import bound
 from penstock.gateway.wire.dialects import by_name, find
 from penstock.gateway.wire.dialects.base import Facts
+from penstock.gateway.wire.dialects.request_body import LARGE
+from penstock.gateway.wire.dialects.unread_content import find_unread
 
 # What google-genai 3.4.0 sent, byte for byte.
 ASKED = (
@@ -203,3 +206,50 @@ def test_own_errors_have_googles_shape_and_are_read(status: int, name: str) -> N
     for said in (body, [body]):
         turn = GEMINI.read(ASKED, json.dumps(said).encode(), False)
         assert (turn.error, turn.problems) == ("model: Not so.", [])
+
+
+# -- Code Assist: the same in envelopes --------------------------------------------------------------------------------
+
+ENVELOPE = b'{"model": "gemini-x", "project": "p", "user_prompt_id": "u#1", "request": %b}' % ASKED
+
+
+def wrapped(answer: Any) -> dict[str, Any]:
+    return {"response": answer, "traceId": "t"}
+
+
+@pytest.mark.parametrize("form", ["plain", "events", "array"])
+def test_code_assist_is_read_as_gemini(form: str) -> None:
+    inside = {"plain": PLAIN, "events": sse(*PIECES), "array": json.dumps(PIECES).encode()}[form]
+    told = {
+        "plain": json.dumps(wrapped(json.loads(PLAIN))).encode(),
+        "events": sse(*map(wrapped, PIECES), end="\r\n"),
+        "array": json.dumps([*map(wrapped, PIECES)]).encode(),
+    }[form]
+    stream, code_assist = form == "events", find("POST", "/v1internal:streamGenerateContent")
+    turn = code_assist.read(ENVELOPE, told, stream)
+    same(turn, GEMINI.read(ASKED, inside, stream).model_copy(update={"dialect": "codeassist", "model": "gemini-x"}))
+    facts = agreed("codeassist", ENVELOPE, told, stream)
+    assert facts == Facts("gemini-x", "gemini-x-002", "r1", "STOP", USED, tool_calls=1, choices=1)
+    assert find_unread(code_assist, ENVELOPE, told, stream, facts, told) == {}
+    assert code_assist.reply_fingerprints(told, stream) == GEMINI.reply_fingerprints(inside, stream)
+
+
+def test_a_request_of_code_assist() -> None:
+    code_assist, count = by_name("codeassist"), find("POST", "/v1internal:countTokens")
+    assert [bytes(it) for it in code_assist.items(ENVELOPE).raw] == [bytes(it) for it in GEMINI.items(ASKED).raw]
+    assert code_assist.message_fingerprints(ENVELOPE) == GEMINI.message_fingerprints(ASKED)
+    places = [*code_assist.system_texts(ENVELOPE).places, *code_assist.tool_texts(ENVELOPE)]
+    inside = [*GEMINI.system_texts(ASKED).places, *GEMINI.tool_texts(ASKED)]
+    assert [(it.text, it.path) for it in places] == [(it.text, ("request", *it.path)) for it in inside]
+    limited = ENVELOPE.replace(b'"temperature": 0.2', b'"maxOutputTokens": 99')
+    assert bound(code_assist, code_assist.request_fields(limited), 1).answer == 99
+    assert code_assist.model(ENVELOPE) == "gemini-x"
+    error = b'{"error": {"code": 429, "message": "quota", "status": "RESOURCE_EXHAUSTED"}}'
+    for stream, told in ((False, error), (True, sse(json.loads(error)))):
+        assert code_assist.read(ENVELOPE, told, stream).error == "quota"
+        assert code_assist.facts(ENVELOPE, told, stream).failed == ("stream_error" if stream else "error_body")
+    assert count.read(b'{"request": %b}' % ASKED, b'{"totalTokens": 9}', False).usage is None
+    assert not count.uses_tokens
+    large = ENVELOPE.replace(b'"q"', b'"' + b"q" * LARGE + b'"')
+    assert [it.role for it in code_assist.read(large, b"", False).messages] == ["system", "user", "assistant", "user"]
+    assert len(code_assist.items(large).raw) == 4

@@ -272,3 +272,13 @@ def test_what_forces_tokens(asked: dict[str, Any], forced: str | None) -> None:
     assert turn.sampling == asked.get("generation_config", {}) | {
         key: value for key, value in asked.items() if key != "generation_config"
     }
+
+
+@pytest.mark.parametrize("form", ["hi", {"type": "text", "text": "hi"}, [{"type": "text", "text": "hi"}]])
+def test_steps_are_added_to_any_form_of_input(form: Any) -> None:
+    """As rehearsals do, which answer calls themselves."""
+    asked = ASKED | {"input": form}
+    said = INTERACTIONS.conversation(asked)
+    assert said == [{"type": "user_input", "content": [{"type": "text", "text": "hi"}]}]
+    longer = INTERACTIONS.with_conversation(asked, [*said, STEPS[4]])
+    assert INTERACTIONS.conversation(longer) == longer["input"] == [*said, STEPS[4]]
