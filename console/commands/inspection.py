@@ -244,7 +244,7 @@ async def _details(client: Client, spans: list[Span], exchange: ExchangeBytes) -
 
 
 async def _asked(client: Client, rid: str, spans: list[Span]) -> dict[str, RequestedToolRuns]:
-    """The tool runs that model calls asked for, by attempt, also those in other rollouts."""
+    """The tool runs and the sub-agents that model calls asked for, by attempt, also runs in other rollouts."""
     from penstock.console.views.rollout_tree import RequestedToolRuns
     from penstock.gateway.client.connection import map_concurrently
 
@@ -255,14 +255,13 @@ async def _asked(client: Client, rid: str, spans: list[Span]) -> dict[str, Reque
     last = {span.attempt: span.sequence for span in spans}
     found: dict[str, RequestedToolRuns] = {}
     for attempt in sorted({span.attempt for span in spans if span.kind == "tool" or span.tool_calls}):
-        told = await client.tools(rid, attempt, last[attempt], inside=False)
-        used = [use for use in told if use.asked_by is not None and use.asked_in is None]
+        told = await client.tool_list(rid, attempt, last[attempt], inside=False)
+        used = [use for use in told.tools if use.asked_by is not None and use.asked_in is None]
         own = {use.span: use.asked_by or 0 for use in used if use.span is not None and use.run_in is None}
         strays = [use for use in used if use.run_in is not None]
         runs = await map_concurrently(run, strays)
-        found[attempt] = RequestedToolRuns(
-            own, [(use.asked_by or 0, one) for use, one in zip(strays, runs, strict=True)]
-        )
+        elsewhere = [(use.asked_by or 0, one) for use, one in zip(strays, runs, strict=True)]
+        found[attempt] = RequestedToolRuns(own, elsewhere, told.agents)
     return found
 
 

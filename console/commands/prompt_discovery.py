@@ -18,6 +18,7 @@ from penstock.gateway.releases.prompt_induction import PromptProposal, PromptSam
 from penstock.gateway.releases.prompt_recogniser import Recogniser, RegisteredText, TextMatch, sha256
 from penstock.gateway.traffic.calls.call_record import PROMPTS
 from penstock.gateway.wire.dialects import by_name
+from penstock.gateway.wire.dialects.parts import STAMP
 
 
 class ProposalRow(BaseModel):
@@ -67,7 +68,8 @@ async def _samples(client: Client, head: Span) -> list[PromptSample] | None:
     if not _as_sent(head, {sha256(place.text) for place in (*system, *tool)}):
         return None
     tools = frozenset(place.name for place in tool if place.name is not None)
-    return [PromptSample(place.text, head.agent, tools, head.rollout) for place in system]
+    texts = (place.text for place in system)
+    return [PromptSample(said, head.agent, tools, head.rollout) for said in texts if not said.startswith(STAMP)]
 
 
 async def _request(client: Client, head: Span) -> bytes:

@@ -182,7 +182,7 @@ class _RolloutPage:
     def _attempt(self, place: int, attempt: Attempt, spans: Sequence[Span]) -> Iterator[str]:
         yield f"<h2>{text(_spaced(attempt_line(attempt, False).plain))}</h2>"
         asked = self._record.asked.get(attempt.id, RequestedToolRuns())
-        yield "<h3>When each ran</h3>" + _waterfall(place, spans, asked.runs)
+        yield "<h3>When each ran</h3>" + _waterfall(place, spans, asked.callers)
         yield "<h3>What was said</h3>"
         conversations, offered = ConversationPrefixes(), list[str]()
         read = {d.span.sequence: d for d in self._record.details if d.span.attempt == attempt.id}

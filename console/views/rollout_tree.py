@@ -34,10 +34,13 @@ from penstock.console.views.rollouts import (
 from penstock.console.views.table import Line, abbreviate, clean, compact, duration, joined, moment, number, plain, size
 from penstock.gateway.model.answers import SideView, SpanDetail
 from penstock.gateway.model.base import CALLS
-from penstock.gateway.model.facts import SPAN_FACTS, Fact, reader
+from penstock.gateway.model.facts import AGENT_ID, SPAN_FACTS, Fact, own_attribute, reader
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, Outcome, RolloutSummary
 from penstock.gateway.model.span import Span, span_tree
+from penstock.gateway.model.tools import SubAgent
 from penstock.gateway.model.turn import Choice, Message, Part, Transcript, Turn
+from penstock.gateway.reading.diagnosis.sub_agents import NOT_MEASURED, MeasuredTools, measured_tools, told_callers
+from penstock.gateway.wire.dialects.parts import stamped
 
 DEEPEST = 20
 """Maximum depth of nested spans that is shown."""
@@ -48,18 +51,32 @@ LONGEST = 4 << 20
 """Maximum number of characters of a text that is shown whole; no model reads as many at once."""
 T = TypeVar("T")
 _NOTHING = Part(type="unknown")
+INFERRED: Final = Text("sub-agent, inferred", style="dim")
+"""Marks a call of a sub-agent that no header names."""
 
 Key = tuple[str, tuple[tuple[str | None, ...], ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class RequestedToolRuns:
-    """The tool runs that the model calls of an attempt requested; each is shown below its call."""
+    """The tool runs and sub-agents that the model calls of an attempt requested; each is shown below its call."""
 
     runs: Mapping[int, int] = field(default_factory=dict[int, int])
     """Tool runs in the attempt: sequence of the run -> sequence of the model call."""
     elsewhere: Sequence[tuple[int, SpanDetail]] = ()
     """Tool runs in other rollouts, whose address named none, each with the sequence of the model call."""
+    agents: Sequence[SubAgent] = ()
+
+    @property
+    def callers(self) -> dict[int, int]:
+        """By sequence, the call that requested the tool run, or started the sub-agent that made the call."""
+        started = {call: one.asked_by for one in self.agents if one.asked_by is not None for call in one.calls}
+        return {**started, **self.runs}
+
+    @property
+    def inferred(self) -> frozenset[int]:
+        """Sequences of the calls of sub-agents that are inferred."""
+        return frozenset(call for one in self.agents if one.inferred for call in one.calls)
 
 
 class ConversationPrefixes:
@@ -128,7 +145,7 @@ class RolloutTree:
         asked = self._asked.get(attempt.id, RequestedToolRuns())
         left = attempt.spans - len(spans) if spans else 0
         below: list[tuple[Span, int | None]] = []
-        for span, parent in nested_spans(spans, asked.runs):
+        for span, parent in nested_spans(spans, asked.callers):
             if parent is None and below:
                 yield SpanSubtree(attempt, below, 0)
                 below = []
@@ -142,8 +159,9 @@ class RolloutTree:
         """The lines of a place, with the messages that its calls added to the conversation. `details`: its spans in
         full, by sequence; `last`: whether it is the last place of its attempt."""
         nodes: dict[int, Tree] = {}
+        inferred = self._asked.get(place.attempt.id, RequestedToolRuns()).inferred
         for span, parent in place.spans:
-            line = Line(*span_facts(span))
+            line = Line(*span_facts(span), INFERRED if span.sequence in inferred else "")
             nodes[span.sequence] = Tree(line) if parent is None else nodes[parent].add(line)
         for sequence, run in self._asked.get(place.attempt.id, RequestedToolRuns()).elsewhere:
             if (node := nodes.get(sequence)) is not None:
@@ -168,9 +186,8 @@ class RolloutTree:
         if detail.span.kind != "llm":
             _add_turn(node, turn, 0, names, BRIEF)
             return
-        _add_turn(
-            node, turn, self._conversations.known_length(turn.messages), names if names != self._offered else [], BRIEF
-        )
+        skip, names_ = self._conversations.known_length(turn.messages), names if names != self._offered else []
+        _add_turn(node, turn, skip, names_, BRIEF, measured_tools(detail.span.attributes, turn.messages))
         self._conversations.add(turn)
         self._offered = names
 
@@ -217,11 +234,11 @@ def call_tree(detail: SpanDetail) -> Tree:
     for name, text in whole.items():
         tree.add(joined(Text(clean(name), style="dim"), plain(_cut(text, None))))
     if detail.turn is not None:
-        _add_turn(tree, detail.turn, 0, None, None)
+        _add_turn(tree, detail.turn, 0, None, None, measured_tools(span.attributes, detail.turn.messages))
     return tree
 
 
-def added_messages(turn: Turn, earlier: Iterable[Turn]) -> Tree:
+def added_messages(span: Span, turn: Turn, earlier: Iterable[Turn]) -> Tree:
     """The messages that a call added to the conversation, with their whole text; `earlier`: calls of the same attempt
     before it."""
     conversations = ConversationPrefixes()
@@ -229,14 +246,20 @@ def added_messages(turn: Turn, earlier: Iterable[Turn]) -> Tree:
         conversations.add(one)
     skip = conversations.known_length(turn.messages)
     tree = Tree(joined(plain(turn.model or turn.dialect, "bold"), pluralized(len(turn.messages) - skip, "new message")))
-    _add_turn(tree, turn, skip, None, None)
+    _add_turn(tree, turn, skip, None, None, measured_tools(span.attributes, turn.messages))
     return tree
 
 
 def nested_spans(spans: Sequence[Span], asked: Mapping[int, int] | None = None) -> Iterator[tuple[Span, int | None]]:
-    """The spans of one attempt from the top, each with the sequence of the span it is shown in; None for the
-    attempt."""
-    inside = span_tree(spans, asked)
+    """The spans of one attempt from the top, each with the sequence of the span it is shown in; None for the attempt.
+    The calls of a sub-agent stand together, below the call that started it. `asked`: the call that requested a tool run
+    or started the sub-agent that made a call, by sequence; of sub-agents that headers name it need not say so."""
+    inside = span_tree(spans, {**told_callers(spans), **(asked or {})})
+    for parent, below in inside.items():
+        if parent is not None and any(AGENT_ID in (span.attributes or {}) for span in below):
+            agents = [own_attribute(span, AGENT_ID) for span in below]
+            first = {agent: at for at, agent in reversed(list(enumerate(agents)))}
+            below.sort(key=lambda span: first[own_attribute(span, AGENT_ID)])
     waiting = [(span, None, 0) for span in reversed(inside.get(None, []))]
     while waiting:
         span, parent, depth = waiting.pop()
@@ -256,12 +279,19 @@ def _beginnings(messages: Sequence[Message]) -> Iterator[int]:
 
 def _key(message: Message) -> Key:
     """A key that is equal for equal messages, however they were sent. Reasoning does not count, because agents often do
-    not send it back."""
-    parts = (p for p in message.parts if p.type != "reasoning")
+    not send it back, nor does Claude Code's stamp, which may change with each call."""
+    parts = (p for p in message.parts[stamped(message.parts) :] if p.type != "reasoning")
     return message.role, tuple((p.type, p.text, p.id, p.name, p.arguments, compact(p.data)) for p in parts)
 
 
-def _add_turn(node: Tree, turn: Turn, skip: int, tools: list[str] | None, limit: int | None) -> None:
+def _add_turn(
+    node: Tree,
+    turn: Turn,
+    skip: int,
+    tools: list[str] | None,
+    limit: int | None,
+    measured: MeasuredTools = NOT_MEASURED,
+) -> None:
     names = [tool.name for tool in turn.tools] if tools is None else tools
     if names:
         rest = f" … {len(names) - MOST:,} more" if len(names) > MOST else ""
@@ -271,7 +301,10 @@ def _add_turn(node: Tree, turn: Turn, skip: int, tools: list[str] | None, limit:
     # A message of MCP without parameters adds nothing to the name of its span.
     told = [one for one in turn.messages[skip:] if not one.parts or any(part != _NOTHING for part in one.parts)]
     for message in _some(told, "messages"):
-        node.add(message if isinstance(message, Text) else _message(message, limit))
+        node.add(message if isinstance(message, Text) else _message(message, limit, measured))
+    if measured.left:
+        said = f"times of tools that fit no result, or several, by the agent (ms): {', '.join(measured.left)}"
+        node.add(Text(clean(said), style="dim"))
     for choice in _some(turn.choices, "answers"):
         node.add(choice if isinstance(choice, Text) else _choice(choice, len(turn.choices), limit))
     for text in filter(None, (turn.error, *turn.problems)):
@@ -297,9 +330,9 @@ def _cut(text: str, limit: int | None) -> str:
     return f"{text[:LONGEST]} … {left:,} characters are not shown; `penstock show` has all with --json or --raw"
 
 
-def _message(message: Message, limit: int | None) -> RenderableType:
+def _message(message: Message, limit: int | None, measured: MeasuredTools) -> RenderableType:
     role = plain(message.role if message.name is None else f"{message.role} {message.name}", style(message.role))
-    return _with_parts(role, message.parts, limit)
+    return _with_parts(role, message.parts, limit, measured)
 
 
 def _choice(choice: Choice, of: int, limit: int | None) -> RenderableType:
@@ -308,17 +341,19 @@ def _choice(choice: Choice, of: int, limit: int | None) -> RenderableType:
     return _with_parts(Text(f"→ {label}", style="bold green").append_text(ended), choice.message.parts, limit)
 
 
-def _with_parts(label: Text, parts: Sequence[Part], limit: int | None) -> RenderableType:
+def _with_parts(
+    label: Text, parts: Sequence[Part], limit: int | None, measured: MeasuredTools = NOT_MEASURED
+) -> RenderableType:
     """A label with its only part beside it, or several parts below it."""
     if len(parts) == 1:
-        return joined(label, _part(parts[0], limit))
+        return joined(label, _part(parts[0], limit, measured))
     tree = Tree(label)
     for part in _some(parts, "parts"):
-        tree.add(part if isinstance(part, Text) else _part(part, limit))
+        tree.add(part if isinstance(part, Text) else _part(part, limit, measured))
     return tree
 
 
-def _part(part: Part, limit: int | None) -> Text:
+def _part(part: Part, limit: int | None, measured: MeasuredTools) -> Text:
     text = _cut(part.text or "", limit)
     match part.type:
         case "text":
@@ -327,7 +362,9 @@ def _part(part: Part, limit: int | None) -> Text:
             call = f"{part.name}({_cut(part.arguments or '', limit)})"
             return plain(call, "cyan")
         case "tool_call_response":
-            return plain(text or _cut(compact(part.data), limit), "yellow")
+            took = measured.took_ns.get(id(part))
+            shown = plain(text or _cut(compact(part.data), limit), "yellow")
+            return shown if took is None else joined(Text(f"{duration(took)} by the agent", style="dim"), shown)
         case "reasoning" | "refusal":
             return joined(Text(part.type, style="dim"), plain(text, "italic"))
         case _:

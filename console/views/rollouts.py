@@ -33,7 +33,15 @@ from penstock.console.views.table import (
 )
 from penstock.gateway.model.answers import Change, RewardStats, ServerState, Stats
 from penstock.gateway.model.base import CALLS
-from penstock.gateway.model.facts import TRIES, UNREAD, version_labels
+from penstock.gateway.model.facts import (
+    AGENT_ID,
+    COMPACTED,
+    COMPACTION,
+    TRIES,
+    UNREAD,
+    own_attribute,
+    version_labels,
+)
 from penstock.gateway.model.rollout import Reward, RolloutSummary, Totals
 from penstock.gateway.model.span import Span, SpanStatus, Usage
 from penstock.gateway.model.state import Hit, SearchRow
@@ -140,6 +148,8 @@ BRIEF = 240
 """Maximum number of characters of a text that is shown briefly."""
 PRINTED = ("stdout", "stderr")
 """Names of events that are pieces of an agent's output."""
+ID_END = 6
+"""Characters at the end of a sub-agent's id by which people tell it from others: ids may begin with the time."""
 LOGGED = "otel.body"
 """The attribute that contains the line of a log, in an event made of one."""
 
@@ -289,6 +299,7 @@ def tools(rows: Iterable[ToolUse]) -> Listing:
         asked = f"{use.asked_in or ''}#{use.asked_by}" if use.asked_by else _may_have_asked(use)
         took = duration(None if use.end_ns is None else use.end_ns - use.start_ns)
         took = took if use.span is not None or not took else f"≤ {took}"
+        took = took if use.measured_ns is None else f"{duration(use.measured_ns)} by the agent"
         where = plain(use.server or "inside the agent")
         span = plain(f"{use.run_in or ''}#{use.span}" if use.span else "")
         known = map(plain, (asked, use.rule, use.grade, use.reason))
@@ -387,8 +398,14 @@ def span_facts(span: Span, brief: bool = True) -> tuple[str | Text, ...]:
     facts = (duration(span.duration_ns), first, f"{used} tokens" if (used := tokens(span)) else "", charged)
     asked = pluralized(span.tool_calls, "tool call") if span.tool_calls else ""
     again = Text(f"retry of #{span.retry_of}", style="dim") if span.retry_of is not None else ""
-    ended = status(span.status), span.error or "", again, missing_part(span)
+    ended = status(span.status), span.error or "", Text(compaction(span), style="yellow"), again, missing_part(span)
     return (*label(span), *ended, *facts, asked, _tried(span))
+
+
+def compaction(span: Span) -> str:
+    """The compaction of the conversation that a call asks for, or comes after; empty without one."""
+    asked, after = own_attribute(span, COMPACTION), own_attribute(span, COMPACTED)
+    return clean(f"compaction ({asked})" if asked else f"after a compaction ({after})" if after else "")
 
 
 def missing_part(span: Span) -> Text:
@@ -418,7 +435,13 @@ def label(span: Span) -> tuple[str, ...]:
     if span.kind not in CALLS:
         return f"#{span.sequence}", _what(span), clean(span.name) if span.name not in (None, _what(span)) else ""
     name = span.model or span.name or f"{span.method} {span.path}"
-    return f"#{span.sequence}", _what(span), clean(span.agent or ""), clean(name)
+    return f"#{span.sequence}", _what(span), _agent(span), clean(name)
+
+
+def _agent(span: Span) -> str:
+    """The name of the agent that made a call, with the end of its id if it is a sub-agent: there may be several."""
+    agent_id: str | None = own_attribute(span, AGENT_ID)
+    return clean(f"{span.agent or ''} …{agent_id[-ID_END:]}" if agent_id else span.agent or "")
 
 
 def content(span: Span, brief: bool = True) -> str:

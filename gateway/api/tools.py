@@ -54,6 +54,7 @@ from penstock.gateway.model.settings import ADMIN_KEY, McpServer
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.stdio_frames import PATH, StdioFrame, parse_frames
 from penstock.gateway.model.tools import ApproveRequest, ServerDefinitions, ServerList, ServerView, ToolList, ToolUse
+from penstock.gateway.reading.diagnosis.sub_agents import may_have_sub_agents
 from penstock.gateway.reading.diagnosis.tool_calls import ModelCall
 from penstock.gateway.reading.diagnosis.tool_join import (
     PATIENCE_NS,
@@ -128,10 +129,11 @@ def read_tools(
     inside: bool = True,
 ) -> ToolList:
     """The tools that an attempt used, in order of time. `until`: the sequence of the last span that is looked at.
-    `inside`: include tools that ran inside the agent; without them no call is read unless a server has run a tool."""
+    `inside`: include tools that ran inside the agent; without them no call is read unless a server has run a tool, or
+    there may be sub-agents."""
     spans = [span for span in tape.spans(rollout.id, attempt) if until is None or span.sequence <= until]
     own = next(one for one in rollout.attempts if one.id == attempt)
-    if not inside and all(span.kind != "tool" for span in spans):
+    if not inside and all(span.kind != "tool" for span in spans) and not may_have_sub_agents(spans):
         begun, cut = _begun(tape, own.created_ns, own.last_seen_ns + PATIENCE_NS)
         if next(_stray_runs(tape, begun, own), None) is None:
             return ToolList(tools=[], skipped=0, cut=cut)

@@ -156,8 +156,12 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
     async def tools(self, rollout: str, attempt: str, until: int | None = None, inside: bool = True) -> list[ToolUse]:
         """The tools that an attempt used, each with the call that asked for it, and how well that is known.
         `until`: sequence of the last span that is examined. `inside`: include tools that ran inside the agent."""
+        return (await self.tool_list(rollout, attempt, until, inside)).tools
+
+    async def tool_list(self, rollout: str, attempt: str, until: int | None = None, inside: bool = True) -> ToolList:
+        """The same, with the sub-agents of the attempt and the tool calls that got no result."""
         params = {"until": until, "inside": None if inside else "false"}
-        return (await self.get(f"{_path(rollout, attempt)}/tools", ToolList, params)).tools
+        return await self.get(f"{_path(rollout, attempt)}/tools", ToolList, params)
 
     async def attempts(self, rollout: str) -> list[Attempt]:
         """The attempts of a rollout, oldest first."""

@@ -52,6 +52,8 @@ class ToolUse(Noun):
     """When it began; of a tool inside the agent the earliest that it can have; ns since the epoch."""
     end_ns: int | None
     """When it had ended; of a tool inside the agent the latest that it can have; ns since the epoch."""
+    measured_ns: int | None = None
+    """How long it took by its agent's own clock, where the agent says so; ns."""
 
 
 class _User(Noun):
@@ -80,6 +82,25 @@ class UnansweredCall(Noun):
     """Sequence of the run that was for it; None where no server saw one."""
 
 
+class SubAgent(Noun):
+    """An agent that another agent of the same attempt has started, with a conversation of its own."""
+
+    agent: str | None
+    """Its kind; None where its address and its headers say nothing."""
+    agent_id: str | None
+    """Its id, if its coding agent names it; None if it is inferred."""
+    parent_agent: str | None
+    """The id of the agent that started it; None for the main agent, or if nobody says."""
+    calls: list[int]
+    """Sequences of its model calls."""
+    asked_by: int | None
+    """Sequence of the model call whose answer started it; None where nothing tells."""
+    call_id: str | None
+    """The tool-call id in that answer; None where several tool calls of it fit."""
+    inferred: bool
+    """True if it is inferred from times and texts, and not named by its coding agent."""
+
+
 class ToolList(Noun):
     """The tools that an attempt used."""
 
@@ -87,6 +108,8 @@ class ToolList(Noun):
     """By start."""
     unanswered: list[UnansweredCall] = Field(default_factory=list[UnansweredCall])
     """Tool calls whose results the model was never shown."""
+    agents: list[SubAgent] = Field(default_factory=list[SubAgent])
+    """The sub-agents among those that made the calls, by start."""
     skipped: int
     """Calls that were not looked at, because there are too many."""
     cut: bool = False

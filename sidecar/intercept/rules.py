@@ -21,6 +21,8 @@ KEYS: Final = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "GOOGLE_
 """Variables from which model clients read their API keys."""
 LOGINS: Final = ("ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN")
 """Variables that their clients prefer to a key."""
+HINTS: Final = {"CLAUDE_CODE_GATEWAY_HINT_HEADERS": "1"}
+"""Variables with which coding agents say in headers what each call is for. An agent that has one already keeps it."""
 
 # Decides the fate of each connection that an agent opens. Pure.
 

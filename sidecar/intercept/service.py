@@ -28,7 +28,7 @@ from penstock.sidecar.intercept.agent_proxy import AgentProxy
 from penstock.sidecar.intercept.certificate_store import CertificateStore
 from penstock.sidecar.intercept.egress import failure_reason
 from penstock.sidecar.intercept.environment_check import SidecarUnreachable, query_sidecar
-from penstock.sidecar.intercept.rules import InterceptPolicy
+from penstock.sidecar.intercept.rules import HINTS, InterceptPolicy
 from penstock.sidecar.intercept.session import AgentIdentity, EgressLedger, close_memory, report_egress
 
 Mode = Literal["env", "transparent"]
@@ -79,7 +79,7 @@ class SidecarService:
                 port = front.start_redirected(wanted)
                 variables = session.certificates(bundle, own)
             self.slots[port] = AgentSlot(port, front, ledger)
-            lines = [f"{name}={value}\n" for name, value in variables.items()]
+            lines = [f"{name}={value}\n" for name, value in {**HINTS, **variables}.items()]
             (self._folder / f"agent-{number}.env").write_text("".join(lines))
 
     async def bind(self, port: int, whose: AgentIdentity) -> None:

@@ -27,7 +27,7 @@ from penstock.sidecar.intercept.agent_connection import ConnectionRecord
 from penstock.sidecar.intercept.agent_proxy import AgentProxy
 from penstock.sidecar.intercept.certificate_store import CertificateStore
 from penstock.sidecar.intercept.egress import RolloutBinding
-from penstock.sidecar.intercept.rules import KEYS, LOGINS, InterceptPolicy
+from penstock.sidecar.intercept.rules import HINTS, KEYS, LOGINS, InterceptPolicy
 
 if TYPE_CHECKING:
     from penstock.gateway.model.queue import Event, Scalar
@@ -203,7 +203,7 @@ async def run(wanted: SessionOptions, command: Sequence[str]) -> tuple[int, list
     close_memory()
     with folder_for_sockets() as folder:
         async with open_session(wanted, Path(folder)) as made:
-            given = {"PENSTOCK_URL": wanted.address} | os.environ | made.variables
+            given = {"PENSTOCK_URL": wanted.address} | HINTS | os.environ | made.variables
             env = {name: value for name, value in given.items() if value or name not in LOGINS}
             start = (
                 _start_in_namespace(made.front, Path(folder), command, env)

@@ -28,7 +28,7 @@ from fakes.process import PATHS, Gateway, running
 from fakes.tape import Tape
 
 from penstock.sidecar.intercept import session
-from penstock.sidecar.intercept.rules import HOSTS
+from penstock.sidecar.intercept.rules import HINTS, HOSTS
 
 _PATIENCE = 120.0
 
@@ -94,7 +94,7 @@ class Session:
 
     def _env(self, home: Path) -> dict[str, str]:
         path = os.environ.get("PATH", os.defpath)
-        own = {"HOME": str(home), "PATH": path, "LANG": "C.UTF-8", "PYTHONPATH": PATHS, "TZ": "UTC"}
+        own = {"HOME": str(home), "PATH": path, "LANG": "C.UTF-8", "PYTHONPATH": PATHS, "TZ": "UTC", **HINTS}
         return own | {"TMPDIR": str(self.folder)} | self.profile.env
 
 

@@ -1,4 +1,4 @@
-"""Sessions of real coding agents with sub-agents: what the gateway tells of them is what their own transcripts say.
+"""Sessions of real coding agents with sub-agents: what the gateway tells of them is what their transcripts on disk say.
 
 The model is a script; Claude Code and Codex are the real ones.
 """
@@ -9,127 +9,226 @@ import asyncio
 import json
 import os
 import re
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-import aiohttp
 import pytest
-from clients.profiles import PROFILES
+from clients.profiles import NOWHERE, PROFILES
 from conftest import StartGateway
 from fakes.process import upstreams
-from fakes.provider import Provider
-from fakes.tape import Tape
+from fakes.provider import Events, Provider
+from rich.console import Console
 
 from examples.demo.model import DemoAnswer, DemoToolCall, Json
+from penstock.console.views.rollout_tree import RequestedToolRuns, rollout_tree
+from penstock.gateway.client.client import Client
+from penstock.gateway.model.span import Span
+from penstock.gateway.model.tools import ToolList
+from penstock.sidecar.intercept.rules import HINTS
 
-CLAUDE = next(profile for profile in PROFILES if profile.client == "Claude Code")
-CODEX = next(profile for profile in PROFILES if profile.client == "Codex")
+CLAUDE, CODEX = (next(one for one in PROFILES if one.client == name) for name in ("Claude Code", "Codex"))
+KINDS = ("general-purpose", "Explore", "reviewer")
+"""Of Claude Code's sub-agents; the last one is the user's own, whose name it keeps to itself."""
+SHELL = {"command": "sleep 0.2; echo hi", "description": "Say hi"}
 pytestmark = [pytest.mark.clients, pytest.mark.slow, pytest.mark.xdist_group("clients"), pytest.mark.timeout(300)]
 
 
-def model(asked: Json) -> DemoAnswer:
-    names = [tool["name"] for tool in asked.get("tools") or []]
-    text = json.dumps(asked["messages"])
-    done = re.findall(r'"tool_use_id": ?"(\w+)"', text)
-    if not names:
-        return DemoAnswer("A title")
-    if "PART" in text and "START" not in text:
-        if done:
-            return DemoAnswer("The part is done.")
-        return DemoAnswer(
-            calls=(
-                DemoToolCall(
-                    "toolu_" + os.urandom(4).hex(),
-                    "Bash",
-                    json.dumps({"command": "sleep 0.2; echo hi", "description": "x"}),
-                ),
-            )
+def claude(asked: Json) -> DemoAnswer:
+    """Starts three sub-agents, which use the shell once and then answer."""
+    said = json.dumps(asked["messages"])
+    names, done = [tool["name"] for tool in asked.get("tools") or []], said.count('"tool_result"')
+    if not names or "CRITICAL: Respond with TEXT ONLY" in said or "<summary>" in said[-4000:]:
+        return DemoAnswer("<summary>The parts are done.</summary>")
+    if done:
+        return DemoAnswer("All is done.")
+    if "Do part" in said:
+        return DemoAnswer(calls=(DemoToolCall(f"toolu_{os.urandom(6).hex()}", "Bash", json.dumps(SHELL)),))
+    parts = [{"description": f"part {kind}", "prompt": f"Do part {kind}", "subagent_type": kind} for kind in KINDS]
+    calls = (DemoToolCall(f"toolu_{at}", "Agent", json.dumps(part)) for at, part in enumerate(parts))
+    return DemoAnswer(calls=tuple(calls))
+
+
+def codex(asked: Json) -> DemoAnswer:
+    """Starts two sub-agents, waits for both, and answers."""
+    said = json.dumps(asked["input"])
+    done = sum(str(item.get("type")).endswith("_output") for item in asked["input"])
+    if "Do part" in said and "Begin" not in said:
+        shell = DemoToolCall(f"call_{os.urandom(6).hex()}", "exec_command", json.dumps({"cmd": "echo hi"}))
+        return DemoAnswer("The part is done.") if done else DemoAnswer(calls=(shell,))
+    if done == 0:
+        parts = [{"message": f"Do part {at}", "agent_type": kind} for at, kind in enumerate(("explorer", "worker"))]
+        calls = (DemoToolCall(f"call_{at}", f"{SPACE}spawn_agent", json.dumps(one)) for at, one in enumerate(parts))
+        return DemoAnswer(calls=tuple(calls))
+    waiting = [
+        one for one in re.findall(r'agent_id\\+":\\+"([0-9a-f-]+)', said) if f'{one}\\":{{\\"completed' not in said
+    ]
+    if not waiting:
+        return DemoAnswer("All is done.")
+    wait = DemoToolCall(f"call_{os.urandom(6).hex()}", f"{SPACE}wait_agent", json.dumps({"targets": waiting}))
+    return DemoAnswer(calls=(wait,))
+
+
+SPACE = "multi_agent_v1."
+
+
+def in_namespaces(events: Events) -> Events:
+    """The events, with the namespace of a tool apart from its name, as Codex has them."""
+
+    def made(asked: Json, answer: DemoAnswer) -> Iterator[bytes]:
+        for event in events(asked, answer):
+            yield event.replace(b'"name": "' + SPACE.encode(), f'"namespace": "{SPACE[:-1]}", "name": "'.encode())
+
+    return made
+
+
+@dataclass
+class Place:
+    """Where an agent runs, and the gateway that it calls."""
+
+    home: Path
+    client: Client
+    url: str
+
+    async def run(self, command: tuple[str, ...], env: dict[str, str]) -> str:
+        work = self.home / "work"
+        work.mkdir(exist_ok=True)
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            cwd=work,
+            env={"HOME": str(self.home), "PATH": os.environ["PATH"], **env},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
         )
-    if len(done) == 0:
-        spawn = "Agent" if "Agent" in names else "Task"
-        kinds = ["general-purpose", "Explore", "reviewer"]
-        return DemoAnswer(
-            calls=tuple(
-                DemoToolCall(
-                    f"toolu_spawn{n}",
-                    spawn,
-                    json.dumps(
-                        {
-                            "description": f"part {n}",
-                            "prompt": f"Do PART {n}",
-                            "subagent_type": kind,
-                            "run_in_background": False,
-                        }
-                    ),
-                )
-                for n, kind in enumerate(kinds)
-            )
-        )
-    return DemoAnswer("All is done.")
+        out, err = await asyncio.wait_for(process.communicate(), 120)
+        assert process.returncode == 0, (out[-3000:], err[-3000:])
+        return out.decode()
+
+    async def rollout(self) -> tuple[str, list[Span], ToolList]:
+        """The one rollout: its id, its calls that were answered, its tools and sub-agents."""
+        (one,) = [rollout async for rollout in self.client.rollouts()]
+        spans = [span async for span in self.client.spans(one.id, filter="kind:llm")]
+        return one.id, spans, await self.client.tool_list(one.id, "a1")
+
+    async def shown(self, rollout: str, spans: list[Span], tools: ToolList) -> str:
+        """The rollout as `penstock show` prints it."""
+        details = [await self.client.span(rollout, "a1", span.sequence) for span in spans]
+        asked = {"a1": RequestedToolRuns(agents=tools.agents)}
+        console = Console(width=400, color_system=None)
+        with console.capture() as captured:
+            console.print(rollout_tree(await self.client.rollout(rollout), details, asked))
+        return captured.get()
 
 
-async def run(command: list[str], cwd: Path, env: dict[str, str]) -> str:
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        cwd=cwd,
-        env=env,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await asyncio.wait_for(process.communicate(), 120)
-    assert process.returncode == 0, (out, err)
-    return out.decode()
-
-
-async def test_claude(
-    tmp_path: Path, start_gateway: StartGateway, provider: Provider, http: aiohttp.ClientSession
-) -> None:
+@pytest.fixture
+async def place(tmp_path: Path, start_gateway: StartGateway, provider: Provider) -> AsyncGenerator[Place]:
     gateway = await start_gateway(upstreams(openai=provider.openai_url, anthropic=provider.url))
-    provider.script = model
     home = tmp_path / "home"
-    work = tmp_path / "work"
-    (work / ".claude/agents").mkdir(parents=True)
-    home.mkdir()
-    (work / ".claude/agents/reviewer.md").write_text("---\nname: reviewer\ndescription: Reviews.\n---\nYou review.\n")
-    env = {
-        "HOME": str(home),
-        "PATH": os.environ["PATH"],
-        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        "ANTHROPIC_API_KEY": "none",
-        "ANTHROPIC_BASE_URL": gateway.url + os.environ.get("ADDR", ""),
-        "CLAUDE_CODE_GATEWAY_HINT_HEADERS": os.environ.get("HINTS", "1"),
+    for folder in (home / "work" / ".claude" / "agents", home / ".codex"):
+        folder.mkdir(parents=True)
+    async with Client(gateway.url, "") as client:
+        yield Place(home, client, gateway.url)
+
+
+def lines(file: Path) -> list[Json]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+async def test_claude_code(place: Place, provider: Provider) -> None:
+    if not CLAUDE.installed():
+        pytest.skip(NOWHERE)
+    provider.script = claude
+    agent = "---\nname: reviewer\ndescription: Reviews.\n---\nYou review.\n"
+    (place.home / "work" / ".claude" / "agents" / "reviewer.md").write_text(agent)
+    env = {"ANTHROPIC_BASE_URL": place.url, "ANTHROPIC_API_KEY": "none", **HINTS}
+    env |= {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
+    program, ask = CLAUDE.command[0], ("--allowedTools", "Bash,Agent")
+    _ = await place.run((program, "-p", "Begin", *ask), env)
+    rollout, spans, tools = await place.rollout()
+    (main,) = (place.home / ".claude" / "projects").glob("*/*.jsonl")
+    folder = main.with_suffix("") / "subagents"
+
+    told = {
+        file.stem.removesuffix(".meta").removeprefix("agent-"): json.loads(file.read_text())
+        for file in folder.glob("*.json")
     }
-    print(await run([CLAUDE.command[0], "-p", "START now", "--allowedTools", "Bash,Agent,Task"], work, env))
-    tape = Tape(gateway.url, http)
-    await tape.written()
-    found = await tape.get("/api/rollouts")
-    for one in found["rollouts"]:
-        print(one["id"])
-        for s in (await tape.get(f"/api/rollouts/{one['id']}/attempts/a1/spans"))["spans"]:
-            print(
-                s["sequence"],
-                s["dialect"],
-                s["status"],
-                s["agent"],
-                s["tool_calls"],
-                (s["start_ns"] - found["rollouts"][0]["created_ns"]) // 10**6,
-                (s["end_ns"] - found["rollouts"][0]["created_ns"]) // 10**6,
-                s["attributes"],
-            )
-    for seen in provider.log:
-        if seen.body:
-            print(
-                seen.path if hasattr(seen, "path") else "",
-                {n: v for n, v in seen.headers if n.lower().startswith(("x-claude", "x-app", "x-stainless-retry"))},
-            )
-            b = json.loads(seen.plain)
-            print(
-                "   SYS",
-                [t["text"][:120] for t in b.get("system", [])][:2],
-                len(b["messages"]),
-                [
-                    p.get("content") if isinstance(p.get("content"), str) else [q.get("type") for q in p["content"]]
-                    for p in b["messages"]
-                ][-2:],
-            )
-    os.system(f"find {home} {work} -name '*.jsonl' | xargs ls -la; cp -r {home} /tmp/h/trees/claude-home")
+    assert len(told) == 3
+    assert {one.agent_id: one.call_id for one in tools.agents} == {id: one["toolUseId"] for id, one in told.items()}
+    kinds = {id: one["agentType"] if one["isBuiltIn"] else "custom" for id, one in told.items()}
+    assert {one.agent_id: one.agent for one in tools.agents} == kinds
+    assert not any(one.inferred for one in tools.agents)
+
+    answers = {
+        line["message"]["id"]: line["message"]
+        for file in (main, *folder.glob("*.jsonl"))
+        for line in lines(file)
+        if line["type"] == "assistant"
+    }
+    by_agent = {
+        file.stem.removeprefix("agent-"): {line["message"]["id"] for line in lines(file) if line["type"] == "assistant"}
+        for file in folder.glob("*.jsonl")
+    }
+    response = {span.sequence: span.response_id for span in spans}
+    assert {one.agent_id: {response[call] for call in one.calls} for one in tools.agents} == by_agent
+    (first,) = {one.asked_by for one in tools.agents}
+    assert response[first or 0] in answers
+    assert sorted(filter(None, response.values())) == sorted(answers)
+
+    took = {
+        line["message"]["content"][0]["tool_use_id"]: line["toolUseResult"]["totalDurationMs"]
+        for line in lines(main)
+        if isinstance(line.get("toolUseResult"), dict)
+    }
+    measured = {use.call_id: (use.measured_ns or 0) / 1e6 for use in tools.tools}
+    assert len(measured) == 6
+    for call_id, ms in took.items():
+        assert measured[call_id] == pytest.approx(ms, abs=50), "it measures a little more than the agent's own run"
+    assert all(ms >= 200 for ms in measured.values())
+
+    usage = [one["usage"] for one in answers.values()]
+    totals = (await place.client.rollout(rollout)).totals
+    assert (totals.input_tokens, totals.output_tokens) == tuple(
+        sum(one[name] for one in usage) for name in ("input_tokens", "output_tokens")
+    )
+    assert totals.cost == pytest.approx(
+        sum(one["input_tokens"] * 4 + one["output_tokens"] * 20 for one in usage) / 1e6, rel=0.01
+    )
+
+    _ = await place.run((program, "-p", "/compact", "--resume", main.stem), env)
+    _ = await place.run((program, "-p", "Go on", "--resume", main.stem), env)
+    _, spans, tools = await place.rollout()
+    print([(span.sequence, span.attributes) for span in spans])
+    page = await place.shown(rollout, spans, tools)
+    print(page)
+
+
+async def test_codex(place: Place, provider: Provider) -> None:
+    if not CODEX.installed():
+        pytest.skip(NOWHERE)
+    plain, events = provider.formats["/v1/responses"]
+    assert events is not None
+    provider.formats = {**provider.formats, "/v1/responses": (plain, in_namespaces(events))}
+    provider.script = codex
+    for name, text in CODEX.files.items():
+        (place.home / name).write_text(text)
+    options = [
+        f'model_providers.gateway={{name="OpenAI", base_url="{place.url}/v1", requires_openai_auth=true}}',
+        'model_provider="gateway"',
+    ]
+    words = ("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "-m", "gpt-5.4")
+    _ = await place.run((CODEX.command[0], *words, *(word for one in options for word in ("-c", one)), "Begin"), {})
+    rollout, spans, tools = await place.rollout()
+    print([(span.sequence, span.agent, span.status, span.attributes) for span in spans])
+    print(tools.agents)
+    print(await place.shown(rollout, spans, tools))
+    for file in (place.home / ".codex" / "sessions").rglob("*.jsonl"):
+        print(
+            file.name,
+            [l["payload"] for l in lines(file) if l["type"] == "session_meta"],
+            [
+                l["payload"]["info"]["total_token_usage"]
+                for l in lines(file)
+                if l["payload"].get("type") == "token_count"
+            ][-1:],
+        )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -23,7 +23,7 @@ from penstock.gateway.model.answers import Diagnosis, ExchangeBytes, SpanDetail
 from penstock.gateway.model.base import CALLS, ActionRequest
 from penstock.gateway.model.rollout import FINAL, Attempt, Outcome, RolloutSummary
 from penstock.gateway.model.span import Span, SpanStatus
-from penstock.gateway.model.tools import ToolUse
+from penstock.gateway.model.tools import ToolList, ToolUse
 from penstock.gateway.model.turn import Turn
 from penstock.gateway.wire.dialects.tokens import read_logprobs
 from penstock.tui.screens import span_panes
@@ -108,6 +108,8 @@ class TreeRow:
     attempt: Attempt
     span: Span | None = None
     depth: int = 0
+    inferred: bool = False
+    """True if it is of a sub-agent that no header names."""
 
 
 @dataclass(slots=True)
@@ -167,10 +169,8 @@ class RolloutView(ScreenView[RolloutData, TreeRowDetails]):
 
         rollout, spans = await asyncio.gather(client.rollout(self._rollout), heads())
         names = sorted({span.attempt for span in spans if span.kind == "tool" or span.tool_calls})
-        used = dict(
-            zip(names, await map_concurrently(lambda name: client.tools(self._rollout, name), names), strict=True)
-        )
-        return build_tree(rollout, spans, used)
+        used = await map_concurrently(lambda name: client.tool_list(self._rollout, name), names)
+        return build_tree(rollout, spans, dict(zip(names, used, strict=True)))
 
     def observe(self, digest: Digest) -> bool:
         return self._rollout in digest.rollouts or digest.more > 0
@@ -291,8 +291,8 @@ def _id(span: Span) -> str:
     return f"{span.attempt}#{span.sequence}"
 
 
-def build_tree(rollout: RolloutSummary, spans: Sequence[Span], used: dict[str, list[ToolUse]]) -> RolloutData:
-    """The tree: spans inside their parents, tools below the call that requested them."""
+def build_tree(rollout: RolloutSummary, spans: Sequence[Span], used: Mapping[str, ToolList]) -> RolloutData:
+    """The tree: spans inside their parents, tools and sub-agents below the call that requested them."""
     rows: dict[str, TreeRow] = {}
     axes: dict[str, span_panes.TimeAxis] = {}
     by_attempt: dict[str, list[Span]] = {}
@@ -302,14 +302,15 @@ def build_tree(rollout: RolloutSummary, spans: Sequence[Span], used: dict[str, l
         own = by_attempt.get(attempt.id, [])
         rows[attempt.id] = TreeRow(attempt)
         axes[attempt.id] = _axis(attempt, own)
-        asked = {
-            use.span: use.asked_by for use in used.get(attempt.id, ()) if use.span and use.asked_by and not use.run_in
-        }
+        found = used.get(attempt.id) or ToolList(tools=[], skipped=0)
+        runs = {use.span: use.asked_by for use in found.tools if use.span and use.asked_by and not use.run_in}
+        asked = rollout_tree.RequestedToolRuns(runs, agents=found.agents)
         depths: dict[int | None, int] = {None: 0}
-        for span, parent in rollout_tree.nested_spans(own, asked):
+        for span, parent in rollout_tree.nested_spans(own, asked.callers):
             depths[span.sequence] = depths[parent] + 1
-            rows[_id(span)] = TreeRow(attempt, span, depths[parent] + 1)
-    return RolloutData(rollout, rows, axes, used, max(0, sum(one.spans for one in rollout.attempts) - len(spans)))
+            rows[_id(span)] = TreeRow(attempt, span, depths[parent] + 1, span.sequence in asked.inferred)
+    tools, shown = {name: one.tools for name, one in used.items()}, len(spans)
+    return RolloutData(rollout, rows, axes, tools, max(0, sum(one.spans for one in rollout.attempts) - shown))
 
 
 def _axis(attempt: Attempt, spans: Sequence[Span]) -> span_panes.TimeAxis:
@@ -335,6 +336,8 @@ def cells(row: TreeRow) -> list[Text | str]:
         ]
     number, *what = shown.label(span)
     line = Text("  " * row.depth).append(f"{number} ", "dim").append(" ".join(filter(None, what)))
+    line.append(" (inferred)" if row.inferred else "", "dim")
+    line.append(f"  {said}" if (said := shown.compaction(span)) else "", "yellow")
     if span.kind not in CALLS and (said := shown.content(span)):
         line.append(f"  {clean(said)}", "dim")
     standing = joined(shown.status(span.status), shown.error_text(span)) if span.kind in CALLS or span.error else ""
@@ -355,7 +358,7 @@ def _messages(detail: SpanDetail, earlier: Sequence[Turn]) -> Pane:
     turn = detail.turn
     if turn is None:
         return pane("Messages", Text("Nothing could be read of it."))
-    return pane("Messages", rollout_tree.added_messages(turn, earlier))
+    return pane("Messages", rollout_tree.added_messages(detail.span, turn, earlier))
 
 
 def _tokens(detail: SpanDetail) -> RenderableType:

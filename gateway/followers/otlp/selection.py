@@ -25,9 +25,11 @@ from penstock.gateway.followers.otlp.span_export import (
 )
 from penstock.gateway.model.answers import Change
 from penstock.gateway.model.base import CALLS
+from penstock.gateway.model.facts import AGENT_ID, own_attribute
 from penstock.gateway.model.rollout import Attempt, Reward
 from penstock.gateway.model.span import ParentGuess, Span, SpanNode, SpanStatus, guess_parents
 from penstock.gateway.model.tools import ToolUse
+from penstock.gateway.reading.diagnosis.sub_agents import told_callers
 from penstock.gateway.reading.diagnosis.tool_uses import tools_used
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.directory import unless_damaged
@@ -95,6 +97,8 @@ class CauseFinder:
 
 LOOKED_AHEAD = 5_000
 """Most spans of an attempt that are read after a call."""
+LOOKED_BACK = 1_000
+"""Most spans of an attempt that are read before a sub-agent's first call."""
 REMEMBERED_PLACES = 256
 """Most attempts whose agents' spans are remembered."""
 
@@ -125,6 +129,8 @@ class CallPlacer:
         self._tape = tape
         self._agents: OrderedDict[Name, AgentSpans] = OrderedDict()
         self._guesses: dict[Name, dict[int, ParentGuess]] = {}
+        self._started: OrderedDict[tuple[Name, str], str | None] = OrderedDict()
+        """By attempt and sub-agent, the id of the call that started it."""
 
     def forget(self) -> None:
         """Forget what was read, since more may have come."""
@@ -138,7 +144,22 @@ class CallPlacer:
         if name not in self._guesses:
             calls = [one for one in piece if (one.rollout, one.attempt) == name and one.parent_id is None]
             self._guesses[name] = self._guess(name, [one for one in calls if one.kind in CALLS])
-        return guessed_placement(span, self._guesses[name].get(span.sequence))
+        place = guessed_placement(span, self._guesses[name].get(span.sequence))
+        agent: str | None = own_attribute(span, AGENT_ID)
+        if agent is not None and place.parent is None and (starter := self._starter(name, agent, span)) is not None:
+            return place._replace(parent=starter, inferred=True)
+        return place
+
+    def _starter(self, name: Name, agent: str, call: Span) -> str | None:
+        """The call that started a sub-agent, by the sub-agent's first call that is placed."""
+        if (name, agent) not in self._started:
+            first = max(0, call.sequence - LOOKED_BACK)
+            before = list(islice(self._tape.spans(*name, (name[1], first)), call.sequence - first))
+            starter = told_callers(before).get(call.sequence)
+            self._started[name, agent] = next((one.span_id for one in before if one.sequence == starter), None)
+            if len(self._started) > REMEMBERED:
+                self._started.popitem(last=False)
+        return self._started[name, agent]
 
     def _guess(self, name: Name, calls: list[Span]) -> dict[int, ParentGuess]:
         if not self._has_others(name):

@@ -29,6 +29,7 @@ from penstock.gateway.followers.otlp import semconv
 from penstock.gateway.model.rollout import Attempt, Reward
 from penstock.gateway.model.span import ParentGuess, Span, SpanNode, guess_parents, span_id, trace_id
 from penstock.gateway.model.turn import Message, Part, Tool, Turn
+from penstock.gateway.reading.diagnosis.sub_agents import told_callers
 from penstock.gateway.wire.dialects import by_name
 
 if TYPE_CHECKING:
@@ -359,7 +360,10 @@ class AttemptTrace:
         self._trace, self._root = trace_id(rollout, attempt), root_id(rollout, attempt)
         self._moved = frozenset(node.trace_id for node in agent) - {self._trace}
         self._known = {node.span_id for node in agent}
+        calls = list(calls)
         self._guesses = guess_parents(agent, calls)
+        ids = {span.sequence: span.span_id for span in calls}
+        self._callers = {call: ids[caller] for call, caller in told_callers(calls).items()}
 
     def place(self, span: Span) -> SpanPlacement:
         """The place of any span of the attempt."""
@@ -380,5 +384,7 @@ class AttemptTrace:
         guess = self._guesses.get(span.sequence, ParentGuess(None))
         links = tuple((self._trace, node.span_id) for node in guess.candidates[:MOST_LINKS])
         if guess.parent is None:
-            return SpanPlacement(self._trace, self._root, links=links)
+            # A sub-agent's call is below the one that started it.
+            caller = self._callers.get(span.sequence)
+            return SpanPlacement(self._trace, caller or self._root, caller is not None, links)
         return SpanPlacement(self._trace, guess.parent.span_id, True, links)

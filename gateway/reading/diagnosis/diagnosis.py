@@ -43,6 +43,7 @@ from penstock.gateway.reading.turns import plain_bodies
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.base import Dialect
 from penstock.gateway.wire.dialects.loose_json import Json, dumps, loads, obj, objs, text
+from penstock.gateway.wire.dialects.parts import STAMP
 from penstock.gateway.wire.dialects.tokens import AnswerTokens, common_prefix, length, read_tokens
 
 # The cost of a base URL for agents that behave otherwise behind one, derived from their calls on the tape alone.
@@ -56,7 +57,6 @@ from penstock.gateway.wire.dialects.tokens import AnswerTokens, common_prefix, l
 _CLAUDE_CODE: Final = re.compile(r"claude-cli/([0-9.]+)")
 _CODEX: Final = re.compile(r"codex[\w -]*/([0-9]+)\.([0-9]+)", re.IGNORECASE)
 _WEBSOCKETS_SINCE: Final = (0, 169)
-_BILLING: Final = "x-anthropic-billing-header:"
 _HASH: Final = "cch="
 _BETAS: Final = ("prompt-caching-scope", "advanced-tool-use")
 """Beta flags that each measured version sends to its own host."""
@@ -104,7 +104,7 @@ class BaseUrlEffects:
     def _of_claude_code(self, version: str, betas: str, asked: Json) -> None:
         system, tools = objs(asked.get("system")), objs(asked.get("tools"))
         billing = (text(system[0].get("text")) if system else None) or ""
-        if not billing.startswith(_BILLING) or _HASH in billing or not tools:
+        if not billing.startswith(STAMP) or _HASH in billing or not tools:
             return  # the maker's own host, or a call for a title
         self.claude_code, self.betas = version, [beta for beta in betas.split(",") if beta]
         self.scoped |= any("scope" in obj(part.get("cache_control")) for part in system)

@@ -16,7 +16,7 @@ for all of them, and nothing that follows from it can be certain.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -153,6 +153,8 @@ class ModelCall:
     """Sequence of the call that this one repeats, if the client said so."""
     whole: bool = True
     """False when the answer did not reach the client to its end."""
+    attributes: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The attributes of its span."""
 
 
 @dataclass(frozen=True, slots=True)

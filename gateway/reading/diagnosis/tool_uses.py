@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 
-from penstock.gateway.model.facts import POLICY_RULE, TOOL
+from penstock.gateway.model.facts import POLICY_RULE, TOOL, TOOL_DURATIONS
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.model.tools import ToolList, ToolUse, UnansweredCall
 from penstock.gateway.model.turn import Exchange
+from penstock.gateway.reading.diagnosis.sub_agents import measured_tools, sub_agents
 from penstock.gateway.reading.diagnosis.tool_calls import ModelCall, ToolRequest, read_tool_requests
 from penstock.gateway.reading.diagnosis.tool_join import (
     ImpliedRun,
@@ -57,14 +58,33 @@ def tools_used(
         else:
             runs[str(span.sequence)] = span, run_of(span, exchange)
     asks = read_tool_requests(calls)
+    took = _measured(calls, asks)
     links = join(asks, [run for _, run in runs.values()])
-    on_servers = [_on_server(link, *runs[link.run], ids) for link in links]
-    inside = [_inside(one, ids, rule_of(one.name, one.arguments)) for one in implied_runs(asks, links)]
+    on_servers = [_on_server(link, *runs[link.run], ids, took) for link in links]
+    inside = [_inside(one, ids, rule_of(one.name, one.arguments), took) for one in implied_runs(asks, links)]
     return ToolList(
         tools=sorted([*on_servers, *inside], key=lambda use: (use.start_ns, use.span or 0)),
         unanswered=list(_unanswered(asks, on_servers, calls)),
+        agents=sub_agents(calls, asks),
         skipped=skipped,
     )
+
+
+Durations = Mapping[tuple[int, int, int], int]
+"""Nanoseconds that tools took by their agent's clock, by the sequence, choice and place of the tool call."""
+
+
+def _measured(calls: Iterable[ModelCall], asks: Iterable[ToolRequest]) -> Durations:
+    took: dict[int, int] = {}
+    for call in calls:
+        if TOOL_DURATIONS in call.attributes:
+            took |= measured_tools(call.attributes, call.turn.messages).took_ns
+    return {
+        (ask.call.sequence, ask.choice, ask.place): took[id(delivery.shown.part)]
+        for ask in (asks if took else ())
+        for delivery in ask.deliveries
+        if len(delivery.asks) == 1 and id(delivery.shown.part) in took
+    }
 
 
 def _shared(call: ModelCall, before: Sequence[ModelCall]) -> ModelCall:
@@ -107,6 +127,7 @@ def model_call(span: Span, exchange: Exchange) -> ModelCall:
         span.agent,
         span.retry_of,
         span.status == SpanStatus.OK,
+        span.attributes or {},
     )
 
 
@@ -120,7 +141,7 @@ def run_of(span: Span, exchange: Exchange) -> ToolRun:
     )
 
 
-def _on_server(link: ToolRunLink, span: Span, run: ToolRun, ids: Mapping[int, str | None]) -> ToolUse:
+def _on_server(link: ToolRunLink, span: Span, run: ToolRun, ids: Mapping[int, str | None], took: Durations) -> ToolUse:
     asked, found = link.asked or ToolCallRef(0, None), (span.attributes or {}).get(POLICY_RULE)
     return ToolUse(
         span=span.sequence,
@@ -139,10 +160,11 @@ def _on_server(link: ToolRunLink, span: Span, run: ToolRun, ids: Mapping[int, st
         rule=None if found is None else str(found),
         start_ns=span.start_ns,
         end_ns=span.end_ns,
+        measured_ns=took.get((asked.sequence, asked.choice, asked.place)),
     )
 
 
-def _inside(one: ImpliedRun, ids: Mapping[int, str | None], rule: str | None) -> ToolUse:
+def _inside(one: ImpliedRun, ids: Mapping[int, str | None], rule: str | None, took: Durations) -> ToolUse:
     first = one.asked[0]
     known = len(one.asked) == 1
     return ToolUse(
@@ -157,4 +179,5 @@ def _inside(one: ImpliedRun, ids: Mapping[int, str | None], rule: str | None) ->
         rule=rule,
         start_ns=one.start_ns,
         end_ns=one.end_ns,
+        measured_ns=took.get((first.sequence, first.choice, first.place)) if known else None,
     )

@@ -25,6 +25,7 @@ from penstock.gateway.traffic.calls.call_request import (
     AGENT_HEADERS,
     NOTED,
     SESSION_HEADERS,
+    TURN_METADATA,
     AddressError,
     CallAddress,
     CallRequest,
@@ -370,7 +371,7 @@ class Admission:
             address = from_headers(named) or self.matcher.match(admitted, hints, request.headers)
         if request.websocket:
             admitted.said = {low: value for low, value in headers.items() if low in NOTED}
-        elif address.agent is None and not AGENT_HEADERS.isdisjoint(headers):
+        if address.agent is None and not AGENT_HEADERS.isdisjoint(headers):
             address = replace(address, agent=agent_kind(headers))
         admitted.address = address
         return admitted
@@ -402,7 +403,7 @@ class Admission:
                 hints.last = named.rollout
             elif not address.session:
                 call.address = self.matcher.match(call, hints)
-        if said and call.address.agent is None:
+        if said and address.agent in (None, opening.said and agent_kind(opening.said)):
             call.address = replace(call.address, agent=agent_kind(said))
         return call
 
@@ -486,8 +487,6 @@ class CallCredential(NamedTuple):
 _NOTHING: Final = CallCredential(None, None)
 _NOWHERE = CallAddress("nowhere")
 _HOSTS: Final = 64
-_TURN: Final = "x-codex-turn-metadata"
-"""Field of Codex's metadata that holds more JSON."""
 
 
 def _foreign(field: str, value: bytes) -> ClientFault:
@@ -516,8 +515,7 @@ def _decide(request: HttpRequest) -> HeadDecision:
     if dialect is OPAQUE or dialect.media:
         form = _form(headers)
     if address is not None and address.agent is None and not AGENT_HEADERS.isdisjoint(headers):
-        # Each request on a WebSocket says it anew.
-        address = address if request.websocket else replace(address, agent=agent_kind(headers))
+        address = replace(address, agent=agent_kind(headers))
     packed, credential = b"content-encoding" in headers, _credential(headers)
     noted = not NOTED.isdisjoint(headers)
     return HeadDecision(address, dialect, below + mark + query, form, packed, credential, _baggage(request), noted)
@@ -575,7 +573,7 @@ def _credential(headers: Mapping[bytes, bytes]) -> str | None:
 def _metadata(metadata: bytes) -> dict[bytes, bytes]:
     """Codex's metadata of a request on a WebSocket, as the headers that say the same over HTTP."""
     said = obj(loads(metadata))
-    turn = said.get(_TURN)
+    turn = said.get(TURN_METADATA.decode())
     said = obj(loads(turn)) | said if isinstance(turn, str) else said
     named = {name.replace("_", "-"): value for name, value in said.items() if isinstance(value, str) and value}
     return {

@@ -37,7 +37,7 @@ from penstock.gateway.traffic.upstreams.routes import RouteChoice
 from penstock.gateway.wire.dialects import request_body
 from penstock.gateway.wire.dialects.base import Dialect
 from penstock.gateway.wire.dialects.family import Family
-from penstock.gateway.wire.dialects.loose_json import LONGEST_LABEL, RequestFields, is_readable
+from penstock.gateway.wire.dialects.loose_json import LONGEST_LABEL, RequestFields, is_readable, loads, obj, peek
 from penstock.gateway.wire.http.headers import KnownUpstreamHead
 from penstock.gateway.wire.http.redaction import looks_secret
 from penstock.gateway.wire.http.request import Headers
@@ -211,6 +211,8 @@ _CODEX_KIND: Final = b"x-openai-subagent"
 _DURATIONS: Final = b"x-claude-code-prev-tool-durations"
 _THREAD: Final = b"thread-id"
 _CODEX_PARENT: Final = b"x-codex-parent-thread-id"
+TURN_METADATA: Final = b"x-codex-turn-metadata"
+"""JSON in which Codex tells of the turn that a request is part of."""
 _FACTS: Final = {
     _CLAUDE_AGENT: AGENT_ID,
     b"x-claude-code-parent-agent-id": PARENT_AGENT,
@@ -221,7 +223,7 @@ _FACTS: Final = {
     _CODEX_PARENT: PARENT_AGENT,
 }
 """The fact that each header is."""
-AGENT_HEADERS: Final = frozenset({*_FACTS, _KIND, _CODEX_KIND, _DURATIONS})
+AGENT_HEADERS: Final = frozenset({*_FACTS, _KIND, _CODEX_KIND, _DURATIONS, TURN_METADATA})
 """Headers that tell of the agent, or what the call is for."""
 SUBAGENT: Final = "subagent"
 """The name of a sub-agent whose kind the coding agent does not say."""
@@ -240,6 +242,10 @@ def agent_facts(headers: Mapping[bytes, bytes]) -> dict[str, Any]:
     found: dict[str, Any] = {fact: _label(headers[name]) for name, fact in _FACTS.items() if headers.get(name)}
     if _CODEX_KIND in headers and _THREAD in headers:
         found[AGENT_ID] = _label(headers[_THREAD])
+    if turn := obj(loads(headers.get(TURN_METADATA, b""))):
+        told = {CALL_CLASS: turn.get("request_kind"), PROMPT_ID: turn.get("root_turn_id")}
+        told[COMPACTION] = obj(turn.get("compaction")).get("trigger")
+        found |= {fact: _label(value.encode()) for fact, value in told.items() if isinstance(value, str)}
     if measured := [_measured(one) for one in headers.get(_DURATIONS, b"").decode("latin-1").split(";") if one]:
         found[TOOL_DURATIONS] = measured
     return found

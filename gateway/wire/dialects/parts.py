@@ -5,7 +5,7 @@ message and its fingerprint, and the sampling parameters.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -184,13 +184,25 @@ def fingerprint(message: Message) -> bytes:
 
     Reasoning, media, markers and unknown parts do not: clients drop and move them. Nor does white space at the edges of
     the assistant's texts: clients strip it, and drop texts of white space only. An assistant message with nothing else
-    in it has no fingerprint.
+    in it has no fingerprint. Claude Code's stamp does not count: it may change with each call.
     """
+    said = message.parts
+    if said and said[0].text is not None and said[0].text.startswith(STAMP):
+        said = said[1:]
     calls = [
         [part.id, part.name, same_arguments(part.arguments or "")] for part in message.parts if part.type == "tool_call"
     ]
     results = [[part.id, part.text] for part in message.parts if part.type == "tool_call_response"]
-    return compose_fingerprint(message.role, flat(message.parts), calls, results)
+    return compose_fingerprint(message.role, flat(said), calls, results)
+
+
+STAMP: Final = "x-anthropic-billing-header:"
+"""Beginning of the text that Claude Code puts before its system text, with its version and a checksum of the call."""
+
+
+def stamped(parts: Sequence[Part]) -> bool:
+    """True if the first part is Claude Code's stamp."""
+    return bool(parts) and (parts[0].text or "").startswith(STAMP)
 
 
 def compose_fingerprint(role: str, said: str, calls: list[list[str | None]], results: list[list[str | None]]) -> bytes:

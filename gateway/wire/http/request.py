@@ -33,17 +33,17 @@ _NUMBERED: Final = (
     b"content-length", b"traceparent", b"x-client-request-id", b"x-request-id", b"x-stainless-retry-count",
     b"x-claude-code-prompt-id",
 )  # fmt: skip
-_MEASURED: Final = (b"x-claude-code-prev-tool-durations",)
-_VOLATILE: Final = _NUMBERED + _MEASURED
+_TOLD: Final = (b"x-claude-code-prev-tool-durations", b"x-codex-turn-metadata")
+_VOLATILE: Final = _NUMBERED + _TOLD
 """Headers whose values differ from one request of a client to the next. They decide nothing but the length."""
 _VALUE: Final = re.compile(
     rb"(\r\n(?i:"
     + b"|".join(_NUMBERED)
     + rb"):[ ]?(?=[0-9A-Fa-f][0-9A-Fa-f-]{0,126}\r\n)|\r\n(?i:"
-    + b"|".join(_MEASURED)
-    + rb"):[ ]?)([!-~]{1,4096})(?=\r\n)"
+    + b"|".join(_TOLD)
+    + rb"):[ ]?(?=\{|[^\r=]+=[0-9]+[;\r])(?![^\r]*pst_))([ -~]{1,4096})(?=\r\n)"
 )
-"""Their usual values: numbers and ids of hexadecimal digits, which no key is made of, and names with milliseconds."""
+"""Their usual values: numbers and ids of hexadecimal digits, a JSON object, and names with milliseconds: no keys."""
 _LONGEST_HEAD, _DIGITS = 8 << 10, 12
 _MOST_BYTES, _BESIDE = 8 << 20, 4096
 """Bytes of memory for known heads, and those that each takes besides its text: what it was parsed to, and decided."""

@@ -19,7 +19,7 @@ from urllib.parse import quote, urlsplit
 from penstock.gateway.model.queue import Claim
 from penstock.gateway.model.rollout import Attempt, Rollout
 from penstock.gateway.model.span import span_id, trace_id
-from penstock.sidecar.intercept.rules import KEYS, LOGINS
+from penstock.sidecar.intercept.rules import HINTS, KEYS, LOGINS
 from penstock.sidecar.run.settings import AgentSettings
 
 # Templates of arguments and variables: `{question}` is a field of the task. Pure.
@@ -218,7 +218,7 @@ def _telemetry(base: str, claim: Claim) -> dict[str, str]:
 def environment(inherited: Mapping[str, str], own: Mapping[str, str], key: str | None) -> dict[str, str]:
     """All variables of an agent on this machine. `key`: the gateway's admin key, which no variable may hold."""
     kept = _kept(inherited, key)
-    made = {**kept, **own}
+    made = {**HINTS, **kept, **own}
     if (before := kept.get("OTEL_RESOURCE_ATTRIBUTES")) and own["OTEL_RESOURCE_ATTRIBUTES"]:
         made["OTEL_RESOURCE_ATTRIBUTES"] = f"{before},{own['OTEL_RESOURCE_ATTRIBUTES']}"
     if "SSL_CERT_FILE" in made:

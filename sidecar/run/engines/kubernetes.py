@@ -26,6 +26,7 @@ from kubernetes.aio import config as _config
 from kubernetes.aio.client import ApiClient, Configuration
 
 from penstock.gateway.model.queue import Claim
+from penstock.sidecar.intercept.rules import HINTS
 from penstock.sidecar.run.agent.environment import PLACEHOLDER_CLAIM, LaunchPlan, launch_plan, without_templates
 from penstock.sidecar.run.agent.process import AgentHandle, ExitStatus, Sink
 from penstock.sidecar.run.settings import RunnerSettings, UsageError
@@ -496,7 +497,8 @@ def _fill(container: Json, settings: RunnerSettings, plan: LaunchPlan) -> None:
     elif plan.argv:
         container["args"] = list(plan.argv)
     kept = [variable for variable in container.get("env", []) if variable["name"] not in plan.own]
-    container["env"] = kept + [{"name": name, "value": value} for name, value in plan.own.items()]
+    hints = {name: value for name, value in HINTS.items() if name not in {variable["name"] for variable in kept}}
+    container["env"] = kept + [{"name": name, "value": value} for name, value in {**hints, **plan.own}.items()]
 
 
 def container_name(template: Json) -> str:

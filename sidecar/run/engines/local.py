@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 from penstock.gateway.client.child_process import ChildProcess, LockedFolder, socket_folder
 from penstock.gateway.model.queue import Claim
+from penstock.sidecar.intercept.rules import HINTS
 from penstock.sidecar.run.agent import process
 from penstock.sidecar.run.agent.environment import (
     CALLABLES,
@@ -152,7 +153,7 @@ def container_command(
     name = container(settings.name, claim)
     agents = settings.agents
     options = [tool, "run", "--rm", "--init", "-i", f"--name={name}", *_network(settings.gateway)]
-    options += [f"--env={variable}" for variable in sorted(plan.own)]
+    options += [f"--env={variable}" for variable in sorted({*HINTS, *plan.own})]
     if plan.file is not None:
         options += [f"--volume={plan.file}:{plan.file}:ro"]
     argv = (*options, *agents.image_args, agents.image or "", *plan.argv)

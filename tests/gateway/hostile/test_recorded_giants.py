@@ -105,11 +105,11 @@ def drawn(turn: Turn, whole: bool) -> str:
     """A call as `penstock show` prints it."""
     console = Console(width=1000, color_system=None)
     with console.capture() as captured:
+        span = Span.model_construct(kind="llm", status="ok", sequence=1)
         if whole:
-            span = Span.model_construct(kind="llm", status="ok", sequence=1)
             console.print(rollout_tree.call_tree(SpanDetail.model_construct(span=span, turn=turn)))
         else:
-            console.print(rollout_tree.added_messages(turn, []))
+            console.print(rollout_tree.added_messages(span, turn, []))
     return captured.get()
 
 
