@@ -24,7 +24,7 @@ export PIP_COMPILE := 0
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm install-train install-verl install-providers install-mcp install-schemathesis install-clients install-mitmproxy install-browser install-docs install-locking demo demo-sidecar demo-apo demo-rl demo-pairs quick test-of test test-more stress test-vllm test-train test-learns test-verl test-providers test-mcp test-api test-clients test-mitmproxy test-extras test-deploy test-web test-all check check-train check-verl docs pictures measure bench chaos histories soak locks sbom clean
+.PHONY: help install install-vllm install-train install-verl install-providers install-mcp install-schemathesis install-clients install-mitmproxy install-browser install-docs install-locking demo demo-sidecar demo-apo demo-rl demo-pairs quick test-of test test-more stress test-vllm test-train test-learns test-verl test-providers test-mcp test-api test-clients test-mitmproxy test-extras test-deploy test-web test-all check wire check-train check-verl docs pictures measure bench chaos histories soak locks sbom clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -243,6 +243,12 @@ check: install ## Lint, types, layering
 	$(BIN)/ruff check .
 	NODE_OPTIONS=--max-semi-space-size=64 $(BIN)/pyright
 	$(BIN)/lint-imports
+
+# Their sources are read, not run: nothing that they need is installed.
+wire: install ## Compare the newest SDKs of providers with what is read of their wire formats (needs a package index)
+	rm -rf .build/wire
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target .build/wire openai anthropic google-genai botocore
+	$(BIN)/python .ci/wire.py .build/wire
 
 check-train: install install-train ## Types of what needs torch
 	$(BIN)/pyright -p pyright-train.json

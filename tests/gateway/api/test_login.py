@@ -67,6 +67,11 @@ def claude(gateway: Gateway, token: str) -> anthropic.AsyncAnthropic:
     return anthropic.AsyncAnthropic(base_url=gateway.url, auth_token=token, max_retries=0)
 
 
+async def say(client: anthropic.AsyncAnthropic, asked: Any, headers: dict[str, str] | None = None) -> None:
+    found: anthropic.types.Message = await client.messages.create(**asked, extra_headers=headers)
+    assert found.type == "message"
+
+
 async def test_a_client_signs_in_with_a_key_and_has_its_budget(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     usd = budget(name="ann", per="key", unit="usd", limit=0.05, window="1d")
     more = f"require_token = true\n{KEPT}"
@@ -75,7 +80,7 @@ async def test_a_client_signs_in_with_a_key_and_has_its_budget(tmp_path: Path, h
         client = await stack.enter_async_context(claude(gateway, tokens["access_token"]))
         asked: Any = {"model": "claude-opus-5-5", "max_tokens": 100, "messages": [{"role": "user", "content": "hi"}]}
         headers = {"x-claude-code-session-id": "8a1b2c3d-1111-2222-3333-444455556666"}
-        assert (await client.messages.create(**asked, extra_headers=headers)).type == "message"
+        await say(client, asked, headers)
         assert tokens["access_token"] not in str(provider.log[0].headers), "the provider must not see it"
         bearer = {"authorization": f"Bearer {tokens['access_token']}"}
         async with http.get(f"{gateway.url}/api/oauth/usage", headers=bearer) as answer:
@@ -84,7 +89,7 @@ async def test_a_client_signs_in_with_a_key_and_has_its_budget(tmp_path: Path, h
         (cap,) = said["limits"]
         assert (cap["group"], cap["is_active"], cap["resets_at"][10:]) == ("daily", True, "T00:00:00.000Z")
         with pytest.raises(anthropic.RateLimitError) as refused:
-            await client.messages.create(**asked | {"max_tokens": 8_000}, extra_headers=headers)
+            await say(client, asked | {"max_tokens": 8_000}, headers)
         body = refused.value.response.json()
         assert body["error"]["type"] == "billing_error"
         async with http.get(f"{gateway.url}/api/rollouts", headers=bearer) as answer:
@@ -105,9 +110,9 @@ async def test_a_used_up_budget_says_when_it_begins_anew(tmp_path: Path, http: a
         token = (await signed_in(http, gateway))["access_token"]
         client = await stack.enter_async_context(claude(gateway, token))
         asked: Any = {"model": "claude-opus-5-5", "max_tokens": 10, "messages": [{"role": "user", "content": "hi"}]}
-        _ = await client.messages.create(**asked)
+        await say(client, asked)
         with pytest.raises(anthropic.RateLimitError) as refused:
-            await client.messages.create(**asked)
+            await say(client, asked)
         told = refused.value.response.headers
         names = ["status", "overage-period", "overage-utilization", "overage-disabled-reason"]
         values = [told[f"anthropic-ratelimit-unified-{name}"] for name in names]
