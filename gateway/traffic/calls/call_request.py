@@ -37,7 +37,7 @@ from penstock.gateway.traffic.upstreams.routes import RouteChoice
 from penstock.gateway.wire.dialects import request_body
 from penstock.gateway.wire.dialects.base import Dialect
 from penstock.gateway.wire.dialects.family import Family
-from penstock.gateway.wire.dialects.loose_json import LONGEST_LABEL, RequestFields, is_readable, loads, obj, peek
+from penstock.gateway.wire.dialects.loose_json import LONGEST_LABEL, RequestFields, is_readable, loads, obj
 from penstock.gateway.wire.http.headers import KnownUpstreamHead
 from penstock.gateway.wire.http.redaction import looks_secret
 from penstock.gateway.wire.http.request import Headers
