@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
 
 SessionKind = Literal["mcp", "hosted", "agent"]
-TERMS: Final = ("dialect:mcp,opaque", "kind:llm origin:implicit rollout:claude-*,session-*,thread-*")
+TERMS: Final = (
+    "dialect:mcp,opaque,managed_sessions,managed_turn,managed_tool",
+    "kind:llm origin:implicit rollout:claude-*,session-*,thread-*",
+)
 """The filters that find calls with a session: of servers and hosted agents, and of coding agents."""
 HOSTED: Final = re.compile(r"(?:/v\d\w*)*(?:/agents)?/sessions/([^/?]+)")
 """The path of a call to a session of a provider's agent, and the session's id in it."""

@@ -371,7 +371,7 @@ def span_tree(spans: Sequence[Span], asked: Mapping[int, int] | None = None) -> 
     """The spans of one attempt by the sequence of the span that contains them, None for none, each in order of time.
     `asked`: sequences of the model calls that asked for runs of tools, by the run's sequence."""
     agent = [span for span in spans if span.kind == "otel"]
-    above = [span for span in spans if span.kind in ("otel", "tool", "mcp")]
+    above = [span for span in spans if span.kind in ("otel", "tool", "mcp", "event")]
     by_id = {span.span_id or "": span.sequence for span in reversed(above)}
     asked = asked or {}
     found = guess_parents(

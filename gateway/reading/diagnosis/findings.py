@@ -142,6 +142,9 @@ def of_head(
     if not by_name(span.dialect).generates:
         yield say("no_generation", f"{span.dialect}: no model answered")
         return
+    if by_name(span.dialect).hosted:
+        yield say("no_generation", "its agent runs at the provider, which keeps the conversation and the tokens")
+        return
     if (span.attributes or {}).get(PREWARM):
         yield say("no_generation", "it asked for no answer, only that its beginning is read already")
         return

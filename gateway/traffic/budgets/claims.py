@@ -370,6 +370,8 @@ class UnreadCall(NamedTuple):
 
 def uses_nothing(dialect: Dialect, method: str, path: str, headers: Iterable[tuple[bytes, bytes, bytes]] = ()) -> bool:
     """True if a call uses nothing, whatever its body says. `path`: with its query."""
+    if dialect.tells_sessions:
+        return not dialect.gives_work(method, path.partition("?")[0])
     if dialect.uses_tokens or not dialect.unknown:
         return not dialect.uses_tokens
     overridden = method in _ONLY_ASKS and any(low in _OVERRIDES for low, _, _ in headers)

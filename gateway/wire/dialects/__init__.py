@@ -24,6 +24,7 @@ from penstock.gateway.wire.dialects.family import (
     query_parameter_kind,
 )
 from penstock.gateway.wire.dialects.gemini import GeminiCountDialect, GeminiDialect, GeminiEmbeddingsDialect
+from penstock.gateway.wire.dialects.hosted import SessionDialect, SessionToolDialect, SessionTurnDialect
 from penstock.gateway.wire.dialects.mcp import McpDialect
 from penstock.gateway.wire.dialects.messages import CountTokensDialect, MessagesDialect
 from penstock.gateway.wire.dialects.opaque import EmbeddingsDialect, ModelsDialect, OpaqueDialect
@@ -44,6 +45,9 @@ DIALECTS: tuple[Dialect, ...] = (
     ConverseDialect(),
     ModelsDialect(),
     RetrievalDialect("retrieval", ResponsesDialect(), f"(?:/openai)?(?:/v1)?/responses/{ID}"),
+    SessionDialect(),
+    SessionTurnDialect(),
+    SessionToolDialect(),
     McpDialect(),
     OPAQUE,
 )

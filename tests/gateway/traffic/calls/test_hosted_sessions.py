@@ -1,0 +1,235 @@
+"""What a hosted agent does is a rollout's model turns, runs of tools and events, each once, whoever reads of it."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+import anthropic
+import pytest
+from fakes.budgets import budget, toml, uses
+from fakes.local import Local, locally
+from fakes.process import upstream
+from fakes.session_host import MODEL, SMALL, Event, SessionHost, session_host
+from fakes.tape import Tape
+from fakes.transactions import done
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.gateway.model.span import Span
+from penstock.gateway.tape.hosted_sessions import record_events
+from penstock.gateway.tape.store import Store
+from penstock.gateway.tape.store.records import SpanEntry
+from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.wire.dialects.hosted import session_facts
+
+HOME = "session-sesn_1"
+SPANS = {"llm": 5, "tool": 2, "event": 6}
+"""Of the session, by kind; 5 model turns, one of them of its sub-agent."""
+
+
+class World(NamedTuple):
+    host: SessionHost
+    gateway: Local
+    tape: Tape
+
+    def client(self, rollout: str | None = None) -> anthropic.AsyncAnthropic:
+        base = self.gateway.url if rollout is None else self.gateway.address(rollout)
+        return anthropic.AsyncAnthropic(base_url=base, api_key="sk-ant-api-test", max_retries=0)
+
+    async def spans(self, rollout: str = HOME) -> list[Span]:
+        """Those of the session."""
+        await self.tape.written()
+        found = (await self.tape.get(f"/api/rollouts/{rollout}/spans?limit=1000"))["spans"]
+        spans = [Span.model_validate(one) for one in found]
+        return [one for one in spans if "penstock.session.event" in (one.attributes or {})]
+
+
+@asynccontextmanager
+async def world(home: Path, http: aiohttp.ClientSession, more: str = "") -> AsyncGenerator[World]:
+    async with session_host() as (host, url), locally(home, more + upstream("a", url, "anthropic")) as gateway:
+        yield World(host, gateway, Tape(gateway.url, http))
+
+
+async def worked(client: anthropic.AsyncAnthropic) -> None:
+    """A session from its beginning to its end, as a client with a tool of its own leads it."""
+    session = await client.beta.sessions.create(agent="agent_1", environment_id="env_1")
+    async with await client.beta.sessions.events.stream(session.id) as stream:
+        said: Any = {"type": "user.message", "content": [{"type": "text", "text": "the weather?"}]}
+        await client.beta.sessions.events.send(session.id, events=[said])
+        async for event in stream:
+            if event.type == "agent.custom_tool_use":
+                result: Any = {
+                    "type": "user.custom_tool_result", "custom_tool_use_id": event.id,
+                    "content": [{"type": "text", "text": "sunny"}],
+                }  # fmt: skip
+                await client.beta.sessions.events.send(session.id, events=[result])
+            if event.type == "session.status_idle" and event.stop_reason.type == "end_turn":
+                break
+    _ = [one async for one in await client.beta.sessions.threads.events.list("sthr_2", session_id=session.id)]
+
+
+def counted(spans: list[Span]) -> dict[str, int]:
+    return {kind: sum(one.kind == kind for one in spans) for kind in SPANS}
+
+
+async def test_a_session_is_a_rollout(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    async with world(tmp_path, http) as here, here.client() as client:
+        await worked(client)
+        spans = await here.spans()
+        assert counted(spans) == SPANS
+        turns = [one for one in spans if one.kind == "llm"]
+        assert [(one.model, one.agent) for one in turns] == [
+            (MODEL, "main"), (MODEL, "main"), (MODEL, "main"), (MODEL, "main"), (SMALL, "helper"),
+        ]  # fmt: skip
+        assert all(one.usage and (one.usage.input_tokens, one.usage.output_tokens) == (120, 10) for one in turns)
+        assert all(one.cost for one in turns)
+        weather, bash = [one for one in spans if one.kind == "tool"]
+        assert (weather.name, weather.duration_ns, bash.name) == ("weather", 3 * 10**9, "bash")
+        created = next(one for one in spans if one.name == "session.thread_created")
+        assert turns[-1].parent_id == created.span_id
+        assert [one.status for one in spans if one.name == "session.error"] == ["error"]
+        read = await here.tape.get(f"/api/rollouts/{HOME}/attempts/a1/spans/{turns[1].sequence}")
+        asked, answer = read["turn"]["messages"][-1], read["turn"]["choices"][0]["message"]
+        assert (asked["role"], asked["parts"][0]["text"]) == ("tool", "sunny")
+        assert answer["parts"][0]["arguments"] == '{"command":"ls"}'
+        rollout = await here.tape.get(f"/api/rollouts/{HOME}")
+        assert rollout["totals"]["input_tokens"] == 5 * 120
+        assert rollout["totals"]["uncounted"] == 0
+        tools = (await here.tape.get(f"/api/rollouts/{HOME}/attempts/a1/tools"))["tools"]
+        assert [(one["tool"], one["grade"], one["asked_by"]) for one in tools] == [
+            ("weather", "certain", turns[0].sequence), ("bash", "certain", turns[1].sequence),
+        ]  # fmt: skip
+        calls = (await here.tape.get(f"/api/rollouts/{HOME}/spans?limit=1000"))["spans"]
+        assert "/v1/sessions?beta=true" in [one["path"] for one in calls], "it belongs to the session that it has made"
+
+
+async def test_events_are_taken_once(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    """Other readers, other pages, another order, and a gateway that began anew, change nothing."""
+    async with world(tmp_path, http) as here, here.client() as client, here.client("other") as other:
+        await worked(client)
+        before = await here.spans()
+        for reader in (client, other):
+            for order in ("asc", "desc"):
+                page = await reader.beta.sessions.events.list("sesn_1", limit=3, order=order)
+                assert len([one async for one in page]) == len(here.host.events)
+        await here.gateway.terminate()
+        await here.gateway.start()
+        again = here._replace(tape=Tape(here.gateway.url, http))
+        async with again.client() as later:
+            _ = [one async for one in await later.beta.sessions.events.list("sesn_1")]
+            assert await again.spans() == before
+            assert await again.spans("other") == []
+
+
+async def test_an_address_is_the_session_s_home(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    async with world(tmp_path, http) as here, here.client("r1") as client:
+        await worked(client)
+        assert counted(await here.spans("r1")) == SPANS
+
+
+async def test_budgets_count_turns(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    more = toml(budget(name="t", unit="tokens", limit=500), budget(name="usd", unit="usd", limit=10))
+    async with world(tmp_path, http, more) as here, here.client() as client:
+        await worked(client)
+        await here.tape.written()
+        used = {name: amount for name, _, amount, _ in await uses(http, here.gateway.url)}
+        assert used["t"] == 5 * 130
+        spans = await here.spans()
+        assert used["usd"] == pytest.approx(sum(one.cost or 0 for one in spans))
+        with pytest.raises(anthropic.RateLimitError, match="budget 't'"):
+            await client.beta.sessions.create(agent="agent_1", environment_id="env_1")
+        _ = await client.beta.sessions.retrieve("sesn_1")  # uses nothing
+
+
+# -- any order -------------------------------------------------------------------------------------------------------
+
+
+def story() -> tuple[list[Event], list[Event]]:
+    """The events of a session, and of its sub-agent."""
+    host = SessionHost()
+    host.begin("the weather?")
+    host.go_on({"custom_tool_use_id": host.events[4]["id"], "content": [{"type": "text", "text": "sunny"}]})
+    return host.events, host.thread
+
+
+def told(tape: Transaction, events: list[Event], thread: bool = False, stream: bool = False) -> None:
+    """A call tells of these events."""
+    path = "/v1/sessions/sesn_1/threads/sthr_2/events" if thread else "/v1/sessions/sesn_1/events"
+    body = json.dumps({"data": events}).encode()
+    if stream:
+        body = b"".join(b"data: %b\n\n" % json.dumps(one).encode() for one in events)
+    found = session_facts(path, body, stream)
+    assert found is not None
+    record_events(tape, SpanEntry("reader", "a1", start_ns=1, upstream="a"), found, ("home", "a1"), None)
+
+
+def spans_of(store: Store) -> list[Any]:
+    """What the session has become, whatever the order on the tape."""
+    made: list[Any] = []
+    for one in store.spans("home", "a1"):
+        exchange = store.exchange(one)
+        bodies = (exchange.request_body, exchange.response_body) if exchange and one.body else ()
+        made.append((one.start_ns, one.span_id, one.parent_id, one.kind, one.name, one.status, one.usage, bodies))
+    return sorted(made, key=str)
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    made: list[Store] = []
+
+    def new() -> Store:
+        made.append(Store(tmp_path_factory.mktemp("tape")))
+        return made[-1]
+
+    yield new
+    for store in made:
+        store.close()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32).map(random.Random))
+def test_readers_that_read_in_order_make_the_same_spans(stores: Any, chance: random.Random) -> None:
+    """Whatever the pages and streams of several readers are, and in which order readers come."""
+    events, thread = story()
+    whole, several = stores(), stores()
+    done(whole, lambda tape: told(tape, events))
+    done(whole, lambda tape: told(tape, thread, thread=True))
+    readers = [_pieces(chance, events, False) for _ in range(chance.randint(1, 3))] + [_pieces(chance, thread, True)]
+    while any(readers):
+        reader = chance.choice([one for one in readers if one])
+        piece, of_thread, stream = reader[0] if chance.random() < 0.2 else reader.pop(0)
+        done(several, lambda tape: told(tape, piece, of_thread, stream))  # noqa: B023
+    assert spans_of(several) == spans_of(whole)
+
+
+def _pieces(chance: random.Random, events: list[Event], thread: bool) -> list[tuple[list[Event], bool, bool]]:
+    cuts = sorted({0, len(events), *(chance.randint(0, len(events)) for _ in range(chance.randint(0, 6)))})
+    return [(events[a:b], thread, chance.random() < 0.5) for a, b in pairwise(cuts)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32).map(random.Random))
+def test_no_order_loses_or_repeats_anything(stores: Any, chance: random.Random) -> None:
+    """Turns and runs of tools are the same in any order, and each event is in one span."""
+    events, thread = story()
+    shuffled, store = [*events, *events[:5]], stores()
+    chance.shuffle(shuffled)
+    while shuffled:
+        count = chance.randint(1, 6)
+        piece, shuffled = shuffled[:count], shuffled[count:]
+        done(store, lambda tape: told(tape, piece))  # noqa: B023
+    done(store, lambda tape: told(tape, thread, thread=True))
+    spans = spans_of(store)
+    assert [sum(one[3] == kind for one in spans) for kind in ("llm", "tool")] == [5, 2]
+    assert sum(one[6].input_tokens for one in spans if one[6]) == 5 * 120
+    texts = b"".join(body for one in spans if one[3] == "llm" for body in one[-1]).decode()
+    texts += "".join(str((one.attributes or {}).get("text", "")) for one in store.spans("home", "a1"))
+    for said in ("the weather?", "It is sunny in Bern.", "it is small"):
+        assert texts.count(said) == 1
