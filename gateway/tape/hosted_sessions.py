@@ -7,7 +7,8 @@ decided by the order of the session: input belongs to the turn whose start follo
 follows it. An event that comes only after its turn was written becomes a span of its own, as do changes of the
 session's state. All of these belong to the session's home: the rollout of the first call that named the session.
 
-    hosted      "s" session                                 its `SessionRecord`
+    hosted      nothing                                     when old sessions were looked for (u64)
+                "s" session                                 its `SessionRecord`
                 "h" rollout NUL session                     nothing: the home of the session is this rollout
                 "e" session NUL digest of an event's id     nothing: it was taken
                 "o" session NUL digest of an id             a `SessionEvent` that waits for its other half
@@ -34,6 +35,7 @@ from penstock.gateway.tape.store import keys
 from penstock.gateway.tape.store.codec import StoredBody
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.tape.store.view import TapeView
 from penstock.gateway.wire.dialects import hosted
 from penstock.gateway.wire.dialects.hosted import SessionEvent, SessionFacts, SessionToolDialect, SessionTurnDialect
 from penstock.gateway.wire.dialects.loose_json import dumps, label, obj
@@ -53,7 +55,7 @@ ResultCounter: TypeAlias = Callable[[Transaction, str, Sequence[SpanEntry]], Non
 
 
 class SessionAgentRecord(msgspec.Struct):
-    """An agent of a session."""
+    """An agent of a session, as far as calls have told of it."""
 
     name: str | None = None
     model: str | None = None
@@ -107,6 +109,12 @@ def record_events(
         # A turn has no first byte, but it was answered.
         count(tape, told.session, [replace(one, first_byte_ns=0) for one in fold.turns])
     _sweep(tape, entry.start_ns)
+
+
+def session_home(view: TapeView, session: str) -> tuple[str, str] | None:
+    """The rollout and the attempt of a session; None if it is not known."""
+    stored = view.get(DATABASE, b"s" + session.encode())
+    return None if stored is None else _record(stored).home
 
 
 def forget_rollout(tape: Transaction, rollout: str) -> None:
@@ -266,7 +274,6 @@ class _SessionFold:
         return last
 
     def _run(self, call: SessionEvent, result: SessionEvent) -> SpanEntry:
-        """The run of a tool."""
         entry = self._entry(call.thread, call, result)
         entry.kind, entry.dialect = "tool", _RUN.name
         entry.upstream = label(call.data.get("mcp_server_name"))

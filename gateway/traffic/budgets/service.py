@@ -123,11 +123,12 @@ class Budgets:
         found = self._budgets_of(about, call.key, address.agent, address.rollout, record.arm)
         if not found.claims:
             return None
-        unread = None if dialect.tells_sessions else unread_of(call, record)
+        hosted = dialect.tells_sessions and call.families[:1] == (dialect.family,)
+        unread = None if hosted else unread_of(call, record)
         if unread is not None:
             self._note_unread(found.claims)
         models = self._models(call, record, names.values()) if found.priced else []
-        if dialect.tells_sessions:
+        if hosted:
             # It uses nothing itself. There must be room for something.
             claims = found.claims
         elif unread is not None:

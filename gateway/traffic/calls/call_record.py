@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from penstock.gateway.model import span
 from penstock.gateway.model.base import CALLS, SpanKind
-from penstock.gateway.model.facts import AMBIGUOUS, BACKGROUND, CAPTURED, SESSION, UNREAD
+from penstock.gateway.model.facts import AMBIGUOUS, BACKGROUND, CAPTURED, REQUEST_ID, SESSION, UNREAD
 from penstock.gateway.model.known_secrets import NO_SECRETS, BodyContext
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.settings import LogSettings
@@ -153,8 +153,7 @@ class CallRecord:
         self, call: CallRequest, request: HttpRequest, redactor: Redactor, limit: int, held: BufferUsage
     ) -> None:
         """`limit`: most bytes of the response that are kept. `held`: counter of all running calls."""
-        self.call = call
-        self.request = request
+        self.call, self.request = call, request
         self.came = request.headers
         """The client's headers, before any change of the request."""
         self.body = call.body
@@ -176,8 +175,7 @@ class CallRecord:
         self.stream = False
         self.pieces: list[bytes] = []
         self.marks: list[int] = []
-        self.response_bytes = 0
-        self.truncated = False
+        self.response_bytes, self.truncated = 0, False
         self.first_byte_ns: int | None = None
         self.status = "open"
         self.error: str | None = None
@@ -387,6 +385,8 @@ class CallRecord:
         entry.http_status, entry.stream = self.http_status, self.stream
         entry.upstream = None if self.pool is None else self.pool.name
         entry.model_served, entry.response_id, entry.finish = facts.model_served, facts.response_id, facts.finish
+        if facts.response_id is None and entry.status == "error" and self.pool is not None:
+            self._note_request_id(entry)
         # An answer of the gateway's own has used no tokens.
         usage = entry.usage = None if self.pool is None else facts.usage
         if dialect.stateful or dialect.retrieves or dialect.unknown:
@@ -403,6 +403,12 @@ class CallRecord:
             ).output_tokens
         entry.settle, entry.request_bytes = self.settle, len(self.body)
         entry.response_bytes = self.response_bytes
+
+    def _note_request_id(self, entry: SpanEntry) -> None:
+        """Note the provider's id of a request whose answer has none: its own telemetry names that."""
+        named = (value for name, value in header_fields(self.response_head) if name.lower() == b"request-id")
+        if (value := next(named, None)) is not None:
+            entry.attributes = {**(entry.attributes or {}), REQUEST_ID: value.decode("latin-1")[:_LONGEST]}
 
     def _look_for_answer(self, entry: SpanEntry, request: bytes, response: MaskedBody, facts: Facts) -> None:
         """Note that its answer is still to be fetched, or that it has fetched another call's, or a batch's."""

@@ -50,7 +50,7 @@ _INPUT: Final = re.compile(rf"(?:/v1)*/sessions(?:/{_ID}/events)?")
 
 
 class SessionDialect(OpaqueDialect):
-    """Calls about sessions."""
+    """A call about sessions: it makes one, sends it input, or reads of it."""
 
     name = "managed_sessions"
     family: Family = ANTHROPIC
@@ -84,7 +84,6 @@ class SessionDialect(OpaqueDialect):
         return Turn(dialect=self.name, stream=stream, messages=[*_messages(sent)], error=error)
 
     def passages(self, request: bytes, response: bytes, stream: bool, whole: Callable[[], bool]) -> Iterable[Passage]:
-        """Those of the input."""
         for message in self.read(request, b"", False).messages:
             yield from message_passages(message, False)
 
@@ -132,7 +131,7 @@ _OF: Final = (
 
 
 class SessionEvent(msgspec.Struct):
-    """An event."""
+    """An event of a session, whichever way it was told."""
 
     id: str
     kind: EventKind
@@ -152,7 +151,7 @@ class SessionEvent(msgspec.Struct):
 
 
 class SessionAgent(NamedTuple):
-    """An agent of a session."""
+    """An agent that works in a session, as far as an answer tells of it."""
 
     thread: str
     """The thread that it runs in; empty for the session's own."""

@@ -382,7 +382,6 @@ class McpDialect(OpaqueDialect):
         return None
 
     def tool_run(self, request: bytes, response: bytes, stream: bool) -> tuple[Any, Any, str | None]:
-        """Those of a `tools/call`."""
         sent = next((one for one in messages(request) if one.kind == "request"), None)
         if sent is None:
             return None, None, None

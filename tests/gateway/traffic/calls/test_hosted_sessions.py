@@ -107,7 +107,7 @@ async def test_a_session_is_a_rollout(tmp_path: Path, http: aiohttp.ClientSessio
             ("weather", "certain", turns[0].sequence), ("bash", "certain", turns[1].sequence),
         ]  # fmt: skip
         calls = (await here.tape.get(f"/api/rollouts/{HOME}/spans?limit=1000"))["spans"]
-        assert "/v1/sessions?beta=true" in [one["path"] for one in calls], "it belongs to the session that it has made"
+        assert "/v1/sessions" in [one["path"] for one in calls], "it belongs to the session that it has made"
 
 
 async def test_events_are_taken_once(tmp_path: Path, http: aiohttp.ClientSession) -> None:
