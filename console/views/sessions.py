@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SessionKind = Literal["mcp", "hosted", "agent"]
 TERMS: Final = (
-    "dialect:mcp,opaque,managed_sessions,managed_turn,managed_tool",
+    "dialect:mcp,opaque,managed_*,agent_*",
     "kind:llm origin:implicit rollout:claude-*,session-*,thread-*",
 )
 """The filters that find calls with a session: of servers and hosted agents, and of coding agents."""

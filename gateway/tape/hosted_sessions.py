@@ -12,11 +12,12 @@ session's state. All of these belong to the session's home: the rollout of the f
                 "h" rollout NUL session                     nothing: the home of the session is this rollout
                 "e" session NUL digest of an event's id     nothing: it was taken
                 "o" session NUL digest of an id             a `SessionEvent` that waits for its other half
-                "p" session NUL thread NUL position         a `SessionEvent` that waits for its turn
-                "b" session NUL thread NUL lane position    a bound of turns: "o" of one that is not whole, else "c"
+                "p" session NUL place NUL position          a `SessionEvent` that waits for its turn
+                "b" session NUL place NUL lane position     a bound of turns: "o" of one that is not whole, else "c"
 
 A position is a time (u64) and a number (u32), by which events of the same time stay in the order in which they were
-told. A lane is "s" for starts and "e" for ends.
+told. A place is a thread (empty for the session's own), or "turn " and the id of a turn that its events name. A lane is
+"s" for starts and "e" for ends.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import Transaction
 from penstock.gateway.tape.store.view import TapeView
 from penstock.gateway.wire.dialects import hosted
-from penstock.gateway.wire.dialects.hosted import SessionEvent, SessionFacts, SessionToolDialect, SessionTurnDialect
+from penstock.gateway.wire.dialects.hosted import SessionEvent, SessionFacts
 from penstock.gateway.wire.dialects.loose_json import dumps, label, obj
 
 DATABASE: Final = "hosted"
@@ -49,7 +50,10 @@ _SWEPT: Final = 4096
 _LOOKED: Final = b"\0"
 """The key of the time of the last sweep (u64)."""
 _OPEN, _CLOSED = b"o", b"c"
-_TURN, _RUN = SessionTurnDialect(), SessionToolDialect()
+_LAST: Final = b"\xff" * 12
+"""The last position."""
+_DIALECTS: Final = {"anthropic": ("managed_turn", "managed_tool"), "openai": ("agent_turn", "agent_tool")}
+"""The formats of turns and of runs of tools, by provider."""
 ResultCounter: TypeAlias = Callable[[Transaction, str, Sequence[SpanEntry]], None]
 """Called with new model turns and the name of their session, to count their use."""
 
@@ -166,8 +170,9 @@ class _SessionFold:
     def __init__(self, tape: Transaction, entry: SpanEntry, session: str, known: SessionRecord) -> None:
         self._tape, self._by, self._session, self._known = tape, entry, session, known
         self._name = session.encode() + b"\0"
-        self._threads = dict[str, None]()
-        """Threads with new events."""
+        self._turn_format, self._tool_format = _DIALECTS[session.partition("/")[0]]
+        self._places = dict[str, None]()
+        """The threads, and the turns that have ids, with new events."""
         self.turns: list[SpanEntry] = []
 
     def learn(self, told: SessionFacts) -> None:
@@ -190,30 +195,35 @@ class _SessionFold:
         self._known.number += 1
         if event.thread == self._known.main:
             event.thread = ""
-        self._threads[event.thread] = None
+        place = f"turn {event.turn}" if event.turn else event.thread
+        self._places[place] = None
         position = keys.number(event.at_ns) + keys.u32(self._known.number)
         match event.kind:
             case "start":
-                self._bound(event.thread, b"s", position, _OPEN)
+                self._bound(place, b"s", position, _OPEN)
             case "end":
-                self._bound(event.thread, b"e", position, _OPEN)
+                self._bound(place, b"e", position, _OPEN)
             case "state":
-                self._bound(event.thread, b"s", position, _CLOSED)
-                self._bound(event.thread, b"e", position, _CLOSED)
+                self._bound(place, b"s", position, _CLOSED)
+                self._bound(place, b"e", position, _CLOSED)
             case _:
                 pass
-        if event.kind in ("input", "output", "call", "result"):
-            self._tape.put(DATABASE, b"p" + self._place(event.thread) + position, _written(event))
+        if event.kind in ("input", "output", "call", "result", "ran"):
+            self._tape.put(DATABASE, b"p" + self._place(place) + position, _written(event))
         if event.of:
             self._join(event, position)
+        elif event.kind == "turn":
+            self._whole_turn(event, place)
+        elif event.kind == "ran":
+            self._write(self._run(event, event))
         elif event.kind in ("state", "note"):
             self._write(self._own(event))
 
-    def _place(self, thread: str) -> bytes:
-        return self._name + thread.encode() + b"\0"
+    def _place(self, place: str) -> bytes:
+        return self._name + place.encode() + b"\0"
 
-    def _bound(self, thread: str, lane: bytes, position: bytes, state: bytes) -> None:
-        self._tape.put(DATABASE, b"b" + self._place(thread) + lane + position, state)
+    def _bound(self, place: str, lane: bytes, position: bytes, state: bytes) -> None:
+        self._tape.put(DATABASE, b"b" + self._place(place) + lane + position, state)
 
     def _join(self, event: SessionEvent, position: bytes) -> None:
         """Make a span of an event and its other half, or let it wait for that."""
@@ -247,18 +257,37 @@ class _SessionFold:
                 if own:
                     (before if at <= begin else made).append(event)
                     self._tape.delete(DATABASE, key)
+        self._write_turn(start, end, before, made)
+
+    def _whole_turn(self, turn: SessionEvent, place: str) -> None:
+        """Make a span of a turn that is told at once, and of its items. Those that come later are late."""
+        for lane in (b"s", b"e"):
+            self._bound(place, lane, _LAST, _CLOSED)
+        prefix = b"p" + self._place(place)
+        waiting = [*self._tape.scan(DATABASE, prefix)]
+        events = [_event(stored) for _, stored in waiting]
+        for key, _ in waiting:
+            self._tape.delete(DATABASE, key)
+        first = next((at for at, one in enumerate(events) if one.kind not in ("input", "result")), len(events))
+        self._write_turn(turn, turn, events[:first], events[first:])
+
+    def _write_turn(
+        self, start: SessionEvent, end: SessionEvent, before: Sequence[SessionEvent], made: Sequence[SessionEvent]
+    ) -> None:
         entry = self._entry(start.thread, start, end)
         agent, told = self._agent(start.thread), end.at_ns <= self._known.cost_ns
-        entry.kind, entry.dialect = "llm", _TURN.name
+        entry.kind, entry.dialect = "llm", self._turn_format
         # The cost of an earlier turn is in what the provider has told.
         entry.model = entry.model_served = None if told else agent.model
         self._known.is_finer |= entry.model is not None
-        entry.usage, entry.response_id, entry.http_status = hosted.turn_usage(end), start.id, 200
-        entry.tool_calls = sum(one.kind == "call" for one in made)
+        entry.usage, entry.response_id, entry.http_status = hosted.turn_usage(end.data), start.id, 200
+        entry.tool_calls = sum(one.kind in ("call", "ran") for one in made)
         entry.choices = int(bool(made) or end.kind == "graded")
         entry.finish = label(end.data.get("result"))
-        if end.data.get("is_error"):
+        if hosted.turn_failed(end.data):
             entry.status, entry.error = "error", "error_body"
+        elif end.data.get("status") == "cancelled":
+            entry.status = "cancelled"
         self._give_bodies(entry, *hosted.turn_bodies(agent.model, before, made, end))
         self._write(entry)
         self.turns.append(entry)
@@ -275,11 +304,12 @@ class _SessionFold:
 
     def _run(self, call: SessionEvent, result: SessionEvent) -> SpanEntry:
         entry = self._entry(call.thread, call, result)
-        entry.kind, entry.dialect = "tool", _RUN.name
-        entry.upstream = label(call.data.get("mcp_server_name"))
+        entry.kind, entry.dialect = "tool", self._tool_format
+        entry.start_ns -= hosted.run_ns(result.data)
+        entry.upstream = label(call.data.get("mcp_server_name")) or label(call.data.get("server_label"))
         assert entry.attributes is not None
-        entry.attributes[TOOL] = entry.name = label(call.data.get("name"))
-        if result.data.get("is_error"):
+        entry.attributes[TOOL] = entry.name = hosted.tool_name(call.data)
+        if result.data.get("is_error") or result.data.get("error"):
             entry.status, entry.error = "error", "tool_error"
         self._give_bodies(entry, dumps(call.data).encode(), dumps(result.data).encode())
         return entry
@@ -288,12 +318,12 @@ class _SessionFold:
         """An event as a span of its own."""
         entry = self._entry(event.thread, event, event)
         entry.kind, entry.name, entry.method, entry.path, entry.upstream = "event", event.type, "", "", None
-        if event.type == "session.error":
-            entry.status, entry.error = "error", label(obj(event.data.get("error")).get("type"))
+        if why := label(obj(event.data.get("error")).get("type")):
+            entry.status, entry.error = "error", why
         attributes: dict[str, Any] = entry.attributes or {}
-        if event.type == hosted.THREAD_CREATED:
-            entry.agent = label(event.data.get("agent_name"))
-            entry.span_id = _span_id(self._session, f"thread {label(event.data.get('session_thread_id'))}")
+        if event.opens:
+            entry.agent = self._agent(event.opens).name
+            entry.span_id = _span_id(self._session, f"thread {event.opens}")
         if said := hosted.event_text(event):
             attributes["text"] = said
         if event.type == hosted.USAGE_TOLD and (cost := hosted.list_cost(event)) is not None:
@@ -308,7 +338,7 @@ class _SessionFold:
         if known.is_finer or event.at_ns <= known.cost_ns:
             return
         entry = self._entry("", event, event)
-        entry.kind, entry.dialect, entry.name, entry.http_status = "llm", _TURN.name, event.type, 200
+        entry.kind, entry.dialect, entry.name, entry.http_status = "llm", self._turn_format, event.type, 200
         entry.usage = Usage(input_tokens=0, output_tokens=0, billed={"cost": max(0.0, cost - known.cost)})
         known.cost, known.cost_ns = max(known.cost, cost), event.at_ns
         self._give_bodies(entry, *hosted.turn_bodies(None, (), (), event))
@@ -323,8 +353,9 @@ class _SessionFold:
     def _entry(self, thread: str, first: SessionEvent, last: SessionEvent) -> SpanEntry:
         by, (rollout, attempt) = self._by, self._known.home
         entry = SpanEntry(rollout, attempt, by.origin, by.mode, status="ok")
-        entry.start_ns, entry.end_ns = first.at_ns, max(first.at_ns, last.at_ns)
-        entry.path = f"/v1/sessions/{self._session.partition('/')[2]}"
+        entry.start_ns, entry.end_ns = first.at_ns, max(first.at_ns, last.end_ns or last.at_ns)
+        of, _, name = self._session.partition("/")
+        entry.path = f"/v1{'/agents' if of == 'openai' else ''}/sessions/{name}"
         entry.upstream, entry.agent = by.upstream, self._agent(thread).name
         entry.span_id = _span_id(self._session, first.id)
         entry.parent_id = _span_id(self._session, f"thread {thread}") if thread else None
@@ -341,21 +372,21 @@ class _SessionFold:
 
     def settle(self) -> None:
         """Write the events whose turn was written before they came."""
-        for thread in self._threads:
-            place = b"p" + self._place(thread)
+        for named in self._places:
+            place = b"p" + self._place(named)
             waiting = [*self._tape.scan(DATABASE, place)]
             if not waiting:
                 continue
-            lanes = {lane: [*self._bounds(thread, lane)] for lane in (b"s", b"e")}
+            lanes = {lane: [*self._bounds(named, lane)] for lane in (b"s", b"e")}
             for key, stored in waiting:
                 event = _event(stored)
                 lane = lanes[b"s" if event.kind in ("input", "result") else b"e"]
                 bound = next((state for at, state in lane if at >= key[len(place) :]), _OPEN)
                 if bound == _CLOSED:
                     self._tape.delete(DATABASE, key)
-                    if event.kind not in ("call", "result"):  # these have a span of their own
+                    if event.kind not in ("call", "result", "ran"):  # these have a span of their own
                         self._write(self._own(event))
 
-    def _bounds(self, thread: str, lane: bytes) -> Iterable[tuple[bytes, bytes]]:
-        prefix = b"b" + self._place(thread) + lane
+    def _bounds(self, place: str, lane: bytes) -> Iterable[tuple[bytes, bytes]]:
+        prefix = b"b" + self._place(place) + lane
         return ((key[len(prefix) :], state) for key, state in self._tape.scan(DATABASE, prefix))

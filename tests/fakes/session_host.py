@@ -1,5 +1,5 @@
-"""A provider of hosted agents, as Anthropic's sessions are: input starts turns, whose events are kept, listed in pages,
-and streamed."""
+"""Providers of hosted agents, as Anthropic's sessions and OpenAI's agent sessions are: input starts turns, whose events
+are kept, listed in pages, and streamed."""
 
 from __future__ import annotations
 
@@ -120,6 +120,102 @@ class SessionHost:
 
 def _text(said: str) -> Event:
     return {"type": "text", "text": said}
+
+
+class AgentSessionHost:
+    """OpenAI's: one session. Its agent calls a function, then runs a command, has a sub-agent look, and answers."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.items: list[Event] = []
+        self.turns: list[Event] = []
+        self._number, self._news = 0, asyncio.Condition()
+
+    def _tell(self, kind: str, **more: Any) -> None:
+        self._number += 1
+        told = {"type": f"agent.session.{kind}", "event_id": f"ev_{self._number}", "session_id": "as_1", **more}
+        self.events.append(told)
+
+    def _item(self, added: bool = False, **item: Any) -> None:
+        made = {"id": f"item_{len(self.items)}", "turn_id": "turn_1", "status": "completed", **item}
+        self.items.append(made)
+        if not added:
+            self._tell("turn.item.added", turn_id="turn_1", item=made | {"status": "in_progress"})
+        self._tell(f"turn.item.{'added' if added else 'done'}", turn_id="turn_1", output_index=0, item=made)
+
+    def _turn(self, status: str, **more: Any) -> Event:
+        return {
+            "id": "turn_1", "object": "agent.session.turn", "agent_id": "agent_1", "session_id": "as_1",
+            "status": status, "created_at": 1_790_000_000, "started_at": 1_790_000_001, **more,
+        }  # fmt: skip
+
+    def begin(self, said: str) -> None:
+        self._tell("turn.created", turn_id="turn_1", turn=self._turn("queued"))
+        self._item(True, type="message", role="user", content=[{"type": "input_text", "text": said}])
+        self._item(type="function_call", call_id="call_1", name="weather", arguments={"city": "Bern"})
+        self._tell("requires_action", session=self.state("requires_action"))
+
+    def go_on(self, result: Event) -> None:
+        self._item(True, type="function_call_output", call_id=result["call_id"], output=result["output"])
+        self._item(type="command_execution", command="ls", output="a.txt", exit_code=0, duration_ms=2000)
+        child = {
+            "id": "sa_1", "object": "agent.session.subagent", "name": "helper", "opened_at": 1_790_000_005,
+            "parent_agent_id": "agent_1", "session_id": "as_1", "status": "active",
+        }  # fmt: skip
+        self._tell("subagent.created", subagent=child)
+        self._item(type="message", role="assistant", content=[{"type": "output_text", "text": "It is sunny."}])
+        used = {
+            "input_tokens": 300, "input_tokens_details": {"cached_tokens": 50}, "output_tokens": 30,
+            "output_tokens_details": {"reasoning_tokens": 5}, "total_tokens": 330,
+        }  # fmt: skip
+        self.turns.append(self._turn("completed", completed_at=1_790_000_009, usage=used))
+        self._tell("turn.completed", turn_id="turn_1", turn=self.turns[-1], usage=used)
+        self._tell("idle", session=self.state("idle"))
+
+    def state(self, status: str = "idle") -> Event:
+        agent = {"id": "agent_1", "model": "gpt-5.4-mini", "name": "main", "service_tier": "auto", "tools": []}
+        return {
+            "id": "as_1", "object": "agent.session", "agent": agent, "created_at": 1_790_000_000, "status": status,
+            "environment": {}, "last_active_at": 1, "metadata": {}, "required_actions": [], "vault_ids": [],
+        }  # fmt: skip
+
+    async def session(self, request: web.Request) -> web.Response:
+        return web.json_response(self.state())
+
+    async def send(self, request: web.Request) -> web.Response:
+        async with self._news:
+            for one in (await request.json())["events"]:
+                message = one["type"].endswith("input.message")
+                self.begin(one["input"][0]["content"][0]["text"]) if message else self.go_on(one)
+            self._news.notify_all()
+        return web.Response(status=202)
+
+    async def list(self, request: web.Request) -> web.Response:
+        found = {"turns": self.turns, "items": self.items, "sub": []}[request.match_info["what"]]
+        return web.json_response({"object": "list", "data": found[::-1], "has_more": False})
+
+    async def stream(self, request: web.Request) -> web.StreamResponse:
+        at, answer = len(self.events), await event_stream(request)
+        while True:
+            async with self._news:
+                while len(self.events) == at:
+                    await self._news.wait()
+            for one in self.events[at:]:
+                await answer.write(f"data: {json.dumps(one)}\n\n".encode())
+            at = len(self.events)
+
+
+@asynccontextmanager
+async def agent_session_host() -> AsyncGenerator[tuple[AgentSessionHost, str]]:
+    """A host of OpenAI's on a free port, and its base URL."""
+    made, app = AgentSessionHost(), web.Application()
+    one = "/v1/agents/sessions/{session}"
+    app.router.add_post("/v1/agents/sessions", made.session)
+    app.router.add_post(f"{one}/events", made.send)
+    app.router.add_get(f"{one}/events", made.stream)
+    app.router.add_get(f"{one}/{{what}}", made.list)
+    async with site(app) as url:
+        yield made, f"{url}/v1"
 
 
 @asynccontextmanager

@@ -370,12 +370,11 @@ class UnreadCall(NamedTuple):
 
 def uses_nothing(dialect: Dialect, method: str, path: str, headers: Iterable[tuple[bytes, bytes, bytes]] = ()) -> bool:
     """True if a call uses nothing, whatever its body says. `path`: with its query."""
-    if dialect.tells_sessions:
-        return not dialect.gives_work(method, path.partition("?")[0])
     if dialect.uses_tokens or not dialect.unknown:
         return not dialect.uses_tokens
     overridden = method in _ONLY_ASKS and any(low in _OVERRIDES for low, _, _ in headers)
-    return is_free("POST" if overridden else method, path.partition("?")[0])
+    method, path = "POST" if overridden else method, path.partition("?")[0]
+    return not dialect.gives_work(method, path) if dialect.tells_sessions else is_free(method, path)
 
 
 def known_model(model: str | None, dialect: Dialect, path: str) -> str | None:

@@ -433,7 +433,7 @@ class CallRecord:
 
     def _take_session(self, entry: SpanEntry, response: bytes) -> None:
         """Note what its answer tells of a hosted agent's session."""
-        told = session_facts(self.call.path, response, self.stream)
+        told = session_facts(self.call.dialect, self.call.path, response, self.stream, entry.end_ns or entry.start_ns)
         if told is None:
             return
         home = entry.rollout, entry.attempt

@@ -5,9 +5,14 @@ them into events, whichever way they came: an answer to POST, a stream, or a pag
 `tape.hosted_sessions` makes a span of each model turn and of each run of a tool, once. The bytes of such a span are the
 events that it is made of; `SessionTurnDialect` and `SessionToolDialect` read them.
 
-Source: the types of Anthropic's SDK (`beta.sessions`). An event has a time (`processed_at`); without one it is queued,
-and told again later. `span.model_request_start` and `_end` enclose a model turn. A thread is a sub-agent: it has lists
-and streams of its own, and some of its events also stand in those of the session, with the thread's id.
+Source: the types of the official SDKs (`beta.sessions` of Anthropic's, `beta.agents.sessions` of OpenAI's).
+
+    anthropic   An event has a time (`processed_at`); without one it is queued, and told again later. Events
+                `span.model_request_start` and `_end` enclose a model turn. A thread is a sub-agent: it has lists and
+                streams of its own, and some of its events also stand in those of the session, with the thread's id.
+    openai      A turn is an object with an id, times and usage; the agent may have asked its model several times in it.
+                Items name their turn and have no time: theirs is when they were told. Turns and items of a sub-agent
+                have paths of their own.
 """
 
 from __future__ import annotations
@@ -23,10 +28,11 @@ import msgspec
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message, Part, Passage, Turn
 from penstock.gateway.wire.dialects.base import Dialect, Facts, GenAiNames
-from penstock.gateway.wire.dialects.family import ANTHROPIC, Family
+from penstock.gateway.wire.dialects.family import OPENAI, Family
 from penstock.gateway.wire.dialects.loose_json import (
     Json,
     RequestFields,
+    count,
     dumps,
     error_message,
     label,
@@ -38,39 +44,43 @@ from penstock.gateway.wire.dialects.loose_json import (
 from penstock.gateway.wire.dialects.opaque import OpaqueDialect
 from penstock.gateway.wire.dialects.parts import content_parts, flat, message_passages, result_part
 from penstock.gateway.wire.dialects.sse import chunks
-from penstock.gateway.wire.dialects.tokens import messages_usage
+from penstock.gateway.wire.dialects.tokens import messages_usage, openai_usage
 
 # -- calls ---------------------------------------------------------------------------------------------------------
 
 _ID: Final = r"[A-Za-z0-9._~-]{1,128}"
-_CALLS: Final = re.compile(rf"(?:/v1)*/sessions(?:/({_ID})(?:/threads/({_ID}))?(/.*)?)?")
-"""Matches the path of a call; the groups are the session, the thread, and what follows."""
-_INPUT: Final = re.compile(rf"(?:/v1)*/sessions(?:/{_ID}/events)?")
-"""Matches the path of a POST that makes a session or sends it input."""
 
 
 class SessionDialect(OpaqueDialect):
     """A call about sessions: it makes one, sends it input, or reads of it."""
 
-    name = "managed_sessions"
-    family: Family = ANTHROPIC
     tells_sessions = True
     peeks = False
 
+    def __init__(self, name: str, family: Family, root: str, threads: str) -> None:
+        """`root`: the path of all sessions; `threads`: the segment before the id of a sub-agent."""
+        self.name, self.family = name, family
+        self._calls = re.compile(rf"(?:/v1)*{root}(?:/({_ID})(?:/{threads}/({_ID}))?(/.*)?)?")
+        self._gives_work = re.compile(rf"(?:/v1)*{root}(?:/{_ID}/events)?")
+
     def matches(self, method: str, path: str) -> bool:
         """True for every call about sessions."""
-        return _CALLS.fullmatch(path) is not None
+        return self._calls.fullmatch(path) is not None
 
     def model(self, request: bytes, path: str = "", asked: RequestFields | None = None) -> str | None:
         """None: the session's agent has a model, the call names none."""
         return None
 
     def session(self, path: str) -> str | None:
-        found = _CALLS.fullmatch(path)
-        return None if found is None else found[1]
+        return self.place(path)[0]
+
+    def place(self, path: str) -> tuple[str | None, str]:
+        """(session, thread) that a path names (no query); the thread is empty for the session's own."""
+        found = self._calls.fullmatch(path)
+        return (None, "") if found is None else (found[1], found[2] or "")
 
     def gives_work(self, method: str, path: str) -> bool:
-        return method == "POST" and _INPUT.fullmatch(path) is not None
+        return method == "POST" and self._gives_work.fullmatch(path) is not None
 
     def facts(self, request: bytes, response: bytes, stream: bool, asked: RequestFields | None = None) -> Facts:
         """None: what the agent has done is not the call's own."""
@@ -79,7 +89,8 @@ class SessionDialect(OpaqueDialect):
     def read(self, request: bytes, response: bytes, stream: bool) -> Turn:
         """The input that a call sends, and the error if the answer is one. Events in the answer are not repeated here:
         they are spans."""
-        sent = objs(obj(loads(request)).get("events"))
+        asked = obj(loads(request))
+        sent = [*_input(asked.get("input")), *(it for one in objs(asked.get("events")) for it in _sent(one))]
         error = None if stream else error_message(obj(loads(response)))
         return Turn(dialect=self.name, stream=stream, messages=[*_messages(sent)], error=error)
 
@@ -91,11 +102,11 @@ class SessionDialect(OpaqueDialect):
 # -- what an answer tells ------------------------------------------------------------------------------------------
 
 EventKind: TypeAlias = Literal[
-    "input", "output", "call", "result", "start", "end", "grading", "graded", "state", "note"
+    "input", "output", "call", "result", "ran", "start", "end", "turn", "grading", "graded", "state", "note"
 ]
-"""The part of an event in a session: what a turn gets and makes (`input`, `output`, `call` and `result` of a tool), the
-bounds of a turn or of an evaluation of the outcome, a change of the session's state after which no turn goes on, or
-anything else."""
+"""The part of an event in a session: what a turn gets and makes (`input`, `output`; `call` and `result` of a tool, or
+both, `ran`), the bounds of a turn or all of it, the bounds of an evaluation of the outcome, a change of the session's
+state after which no turn goes on, or anything else."""
 _KINDS: Final[Mapping[str, EventKind]] = {
     "user.message": "input",
     "system.message": "input",
@@ -119,8 +130,14 @@ _KINDS: Final[Mapping[str, EventKind]] = {
     "session.deleted": "state",
     "session.thread_status_idle": "state",
     "session.thread_status_terminated": "state",
+    "function_call": "call",
+    "function_call_output": "result",
+    "mcp_call": "ran",
+    "command_execution": "ran",
+    "web_search_call": "ran",
+    "computer_use_call": "ran",
 }
-THREAD_CREATED: Final = "session.thread_created"
+_THREAD_CREATED: Final = "session.thread_created"
 USAGE_TOLD: Final = "session.usage"
 _UNTOLD: Final = frozenset({"event_start", "event_delta", "span.outcome_evaluation_ongoing"})
 """Types of events that tell nothing of their own: previews of an event that follows, and signs of life."""
@@ -143,11 +160,17 @@ class SessionEvent(msgspec.Struct):
     """The id of the event that it completes; its own id if others complete it; empty for none."""
     data: Json
     """The event as it came."""
+    turn: str = ""
+    """The id of its turn, if it names that; else its time decides."""
+    end_ns: int | None = None
+    """The end of what is told at once."""
+    opens: str = ""
+    """The thread that begins with it."""
 
     @property
     def type(self) -> str:
         """The provider's name for its kind."""
-        return text(self.data.get("type")) or ""
+        return text(self.data.get("type")) or text(self.data.get("object")) or ""
 
 
 class SessionAgent(NamedTuple):
@@ -175,24 +198,38 @@ class SessionFacts(NamedTuple):
     """Models of agents that may be called, by the name of the agent."""
 
 
-def session_facts(path: str, response: bytes, stream: bool) -> SessionFacts | None:
-    """The facts about a session in a call's answer; None if it tells of none. `path`: with its query."""
-    found = _CALLS.fullmatch(path.partition("?")[0])
-    if found is None:
+def session_facts(dialect: Dialect, path: str, response: bytes, stream: bool, at_ns: int) -> SessionFacts | None:
+    """The facts about a session in a call's answer; None if it tells of none. `path`: with its query; `at_ns`: when
+    the answer was there."""
+    if not isinstance(dialect, SessionDialect):
         return None
-    thread, answer = found[2] or "", Json() if stream else obj(loads(response))
+    session, thread = dialect.place(path.partition("?")[0])
+    answer = Json() if stream else obj(loads(response))
     listed = isinstance(answer.get("data"), list)
     told = [*chunks(response, [])] if stream else objs(answer["data"]) if listed else [answer]
-    whole = [one for one in told if one.get("type") == "session"]
-    session = found[1] or next((None if listed else label(one.get("id")) for one in whole), None)
-    if session is None:
+    if dialect.family is OPENAI:
+        if listed and "order=asc" not in path:
+            told.reverse()  # the newest comes first
+        found = [_of_openai(one, thread, at_ns) for one in told]
+    else:
+        found = [_of_anthropic(one, thread) for one in told]
+    made = next((None if listed else it.session for it in found if it.session), None)
+    if (session := session or made) is None:
         return None  # a list of sessions
-    events = [it for one in told if (it := _event(one, thread)) is not None]
+    events = [one for it in found for one in it.events]
     if events and not stream and events[0].at_ns > events[-1].at_ns:
         events.reverse()
-    agents = [it for one in told for it in _agents(one)]
-    models = {name: model for one in whole for name, model in _callable_agents(obj(one.get("agent")))}
-    return SessionFacts(f"{ANTHROPIC.name}/{session}", tuple(events), tuple(agents), models)
+    models = {name: model for it in found for name, model in it.models.items()}
+    agents = tuple(one for it in found for one in it.agents)
+    return SessionFacts(f"{dialect.family.name}/{session}", tuple(events), agents, models)
+
+
+def _of_anthropic(one: Json, thread: str) -> SessionFacts:
+    """The facts in an object of an answer; its session is empty unless it is that session."""
+    is_whole, event = one.get("type") == "session", _event(one, thread)
+    models = dict(_callable_agents(obj(one.get("agent")))) if is_whole else {}
+    session = (label(one.get("id")) or "") if is_whole else ""
+    return SessionFacts(session, () if event is None else (event,), tuple(_agents(one)), models)
 
 
 def _event(one: Json, thread: str) -> SessionEvent | None:
@@ -205,8 +242,10 @@ def _event(one: Json, thread: str) -> SessionEvent | None:
     of = next((name for field in _OF if (name := label(one.get(field)))), "")
     if kind in ("call", "start", "grading"):
         of = id
-    elsewhere = None if type_ == THREAD_CREATED else label(one.get("session_thread_id"))
-    return SessionEvent(id, kind, at, elsewhere or thread, of, one)
+    named = label(one.get("session_thread_id")) or ""
+    if type_ == _THREAD_CREATED:
+        return SessionEvent(id, kind, at, thread, of, one, opens=named)
+    return SessionEvent(id, kind, at, named or thread, of, one)
 
 
 @lru_cache(maxsize=1024)
@@ -248,6 +287,51 @@ def _callable_agents(agent: Json) -> Iterator[tuple[str, str]]:
             rest += [value for key, value in wire.items() if key in ("multiagent", "agents", "subagents", "workflows")]
 
 
+_ENDED: Final = frozenset({"completed", "failed", "cancelled"})
+_SENT_ITEMS: Final = frozenset({"function_call_output", "agent_message", "computer_use_approval_request_result"})
+"""Types of items that no agent makes: they are complete when they are added to a turn."""
+_NOTES: Final = frozenset({"error", "agent.session.failed", "agent.session.idle", "agent.session.requires_action"})
+
+
+def _of_openai(one: Json, thread: str, at_ns: int) -> SessionFacts:
+    kind = text(one.get("type")) or text(one.get("object")) or ""
+    whole = one if kind == "agent.session" else obj(one.get("session"))
+    agent = obj(whole.get("agent"))
+    agents = [SessionAgent("", label(agent.get("name")), label(agent.get("model")), is_main=True)] if agent else []
+    child = one if kind == "agent.session.subagent" else obj(one.get("subagent"))
+    events = list[SessionEvent]()
+    if (id := label(child.get("id"))) is not None:
+        agents.append(SessionAgent(id, label(child.get("name")), label(agent.get("model"))))
+        at = _seconds(child.get("opened_at")) or at_ns
+        events.append(SessionEvent(f"subagent {id}", "note", at, thread, "", child, opens=id))
+    turn = one if kind == "agent.session.turn" else obj(one.get("turn"))
+    if turn.get("status") in _ENDED and (id := label(turn.get("id"))) is not None:
+        begin = _seconds(turn.get("started_at")) or _seconds(turn.get("created_at")) or at_ns
+        data = {"type": "agent.session.turn", **turn, "usage": one.get("usage") or turn.get("usage")}
+        own, end = label(turn.get("subagent_id")) or thread, _seconds(turn.get("completed_at")) or at_ns
+        events.append(SessionEvent(id, "turn", begin, own, "", data, id, end))
+    item = obj(one.get("item")) if kind.startswith("agent.session.turn.item.") else one
+    if (turn_id := label(item.get("turn_id"))) is not None and (id := label(item.get("id"))) is not None:
+        sent = item.get("type") in _SENT_ITEMS or item.get("role") == "user"
+        if item is one or sent == kind.endswith(".added"):
+            events += _item_event(item, id, turn_id, thread, at_ns)
+    if kind in _NOTES and (id := label(one.get("event_id"))) is not None:
+        events.append(SessionEvent(id, "note", at_ns, thread, "", one))
+    return SessionFacts(label(whole.get("id")) or "", tuple(events), tuple(agents))
+
+
+def _item_event(item: Json, id: str, turn: str, thread: str, at_ns: int) -> Iterator[SessionEvent]:
+    kind = _kind_of(item)
+    if item.get("status") != "in_progress" and kind is not None:
+        of = label(item.get("call_id")) or "" if kind in ("call", "result") else ""
+        yield SessionEvent(id, kind, at_ns, thread, of, item, turn)
+
+
+def _seconds(written: Any) -> int | None:
+    """A time in seconds since the epoch as ns; None if it is none."""
+    return None if (whole := count(written)) is None else whole * 10**9
+
+
 # -- spans made of events ------------------------------------------------------------------------------------------
 
 
@@ -259,10 +343,16 @@ def turn_bodies(
     return dumps(sent).encode(), dumps({"events": [one.data for one in made], "end": end.data}).encode()
 
 
-def turn_usage(end: SessionEvent) -> Usage | None:
-    """The tokens of a turn or an evaluation."""
-    used = end.data.get("usage" if end.kind == "graded" else "model_usage")
-    return messages_usage({"usage": used})
+def turn_usage(end: Json) -> Usage | None:
+    """The tokens of a turn or an evaluation. `end`: the event that ends it, or tells all of it."""
+    if end.get("type") == "agent.session.turn":
+        return openai_usage(end) if obj(end.get("usage")) else None
+    return messages_usage({"usage": end.get("model_usage", end.get("usage"))})
+
+
+def turn_failed(end: Json) -> bool:
+    """True if a turn failed."""
+    return bool(end.get("is_error")) or end.get("status") == "failed"
 
 
 def list_cost(event: SessionEvent) -> float | None:
@@ -280,45 +370,94 @@ def event_text(event: SessionEvent) -> str:
     return said or text(why) or text(data.get("explanation")) or text(data.get("description")) or ""
 
 
-def _messages(events: Iterable[Json]) -> Iterator[Message]:
+def _kind_of(one: Json) -> EventKind | None:
+    """The part of an event or an item in its turn; None for an item of no known type."""
+    kind = text(one.get("type")) or ""
+    if kind == "message":
+        return "input" if one.get("role") == "user" else "output"
+    return _KINDS.get(kind) or ("output" if kind == "reasoning" or kind.endswith("_call") else None)
+
+
+def _sent(one: Json) -> Iterator[Json]:
+    """The events in what a client sends; OpenAI's input as items."""
+    match one.get("type"):
+        case "agent.session.input.message":
+            yield from _input(one.get("input"))
+        case "agent.session.input.tool_result":
+            yield {**one, "type": "function_call_output"}
+        case _:
+            yield one
+
+
+def _input(given: Any) -> Iterator[Json]:
+    """The input with which a session is made, as items."""
+    for one in [{"content": given}] if isinstance(given, str) else objs(given):
+        yield {"role": "user", **one, "type": "message"}
+
+
+def _messages(events: Iterable[Json]) -> list[Message]:
     """Events as messages; consecutive ones of the assistant are one."""
-    held: list[Part] = []
-    for one in events:
-        kind = _KINDS.get(text(one.get("type")) or "")
-        if kind in ("output", "call"):
-            held += _made(one)
-            continue
-        if held:
-            yield Message(role="assistant", parts=held)
-            held = []
-        if kind == "result":
-            of = next((one[name] for name in _OF if name in one), None)
-            wire = one if one.get("is_error") else None
-            yield Message(role="tool", parts=[result_part(of, one.get("content"), wire=wire)])
-        elif kind == "input":
-            role = "system" if one.get("type") == "system.message" else "user"
-            yield Message(role=role, parts=content_parts(one.get("content")))
-    if held:
-        yield Message(role="assistant", parts=held)
+    made = list[Message]()
+    for message in (message for one in events for message in _said(one)):
+        if made and message.role == made[-1].role == "assistant":
+            made[-1].parts += message.parts
+        else:
+            made.append(message)
+    return made
+
+
+def _said(one: Json) -> Iterator[Message]:
+    kind = _kind_of(one)
+    if kind == "input":
+        role = "system" if one.get("type") == "system.message" else "user"
+        yield Message(role=role, parts=content_parts(one.get("content")))
+    if kind in ("output", "call", "ran"):
+        yield Message(role="assistant", parts=_made(one))
+    if kind in ("result", "ran"):
+        of = next((one[name] for name in (*_OF, "call_id", "id") if name in one), None)
+        failed = bool(one.get("is_error") or one.get("error"))
+        content = next((one[name] for name in ("content", "output", "error") if one.get(name) is not None), None)
+        told = content if isinstance(content, str | list) or content is None else dumps(content)
+        yield Message(role="tool", parts=[result_part(of, told, wire=one if failed else None)])
 
 
 def _made(one: Json) -> list[Part]:
-    if one.get("type") == "agent.thinking":
-        return [Part(type="reasoning", data=one)]
-    if "input" in one:
-        name, given = text(one.get("name")), one.get("input")
-        return [Part(type="tool_call", id=text(one.get("id")), name=name, arguments=dumps(given))]
-    return content_parts(one.get("content"))
+    kind = text(one.get("type")) or ""
+    if kind in ("agent.thinking", "reasoning"):
+        thoughts = content_parts(one.get("summary"))
+        return [Part(type="reasoning", text=it.text) for it in thoughts] or [Part(type="reasoning", data=one)]
+    if kind in ("message", "agent.message", "agent.thread_message_sent"):
+        return content_parts(one.get("content"))
+    id = text(one.get("call_id")) or text(one.get("id"))
+    return [Part(type="tool_call", id=id, name=tool_name(one), arguments=_arguments(one))]
+
+
+def run_ns(one: Json) -> int:
+    """The duration of a run that one item tells; ns."""
+    return (count(one.get("duration_ms")) or 0) * 10**6
+
+
+def tool_name(one: Json) -> str:
+    """The name of the tool that an event or an item calls, or that it is."""
+    return text(one.get("name")) or (text(one.get("type")) or "").removesuffix("_call")
+
+
+def _arguments(one: Json) -> str:
+    if "command" in one:
+        return dumps({"command": one["command"]})
+    given = next((one[name] for name in ("input", "arguments", "action", "content") if name in one), None)
+    return given if isinstance(given, str) else dumps(given)
 
 
 class SessionTurnDialect(Dialect):
     """A model turn of a session: one request of the agent to its model."""
 
-    name = "managed_turn"
-    family: Family = ANTHROPIC
     generates = uses_tokens = hosted = True
     peeks = False
-    otel: GenAiNames | None = GenAiNames("chat", "anthropic")
+
+    def __init__(self, name: str, family: Family) -> None:
+        self.name, self.family = name, family
+        self.otel: GenAiNames | None = GenAiNames("chat", family.name)
 
     def matches(self, method: str, path: str) -> bool:
         """False: no client makes such a call."""
@@ -330,31 +469,34 @@ class SessionTurnDialect(Dialect):
     def facts(self, request: bytes, response: bytes, stream: bool, asked: RequestFields | None = None) -> Facts:
         answer, model = obj(loads(response)), self.model(request)
         end, made = obj(answer.get("end")), objs(answer.get("events"))
-        calls = sum(_KINDS.get(text(one.get("type")) or "") == "call" for one in made)
+        calls = sum(_kind_of(one) in ("call", "ran") for one in made)
         return Facts(
             model=model,
             model_served=model,
-            response_id=label(end.get("model_request_start_id")),
-            usage=messages_usage({"usage": end.get("model_usage", end.get("usage"))}),
+            response_id=label(end.get("model_request_start_id")) or label(end.get("id")),
+            usage=turn_usage(end),
             tool_calls=calls,
             choices=int(bool(made)),
-            failed="error_body" if end.get("is_error") else None,
+            failed="error_body" if turn_failed(end) else None,
         )
 
     def read(self, request: bytes, response: bytes, stream: bool) -> Turn:
-        """The events before the turn as the conversation, those that it has made as its answer. Earlier turns have the
-        rest of the conversation."""
+        """The events up to the turn's last answer as the conversation. Earlier turns have the rest of it."""
         found, answer = self.facts(request, response, stream), obj(loads(response))
-        made = [*_messages(objs(answer.get("events")))] or [*_verdict(obj(answer.get("end")))]
+        end = obj(answer.get("end"))
+        said = _messages([*objs(obj(loads(request)).get("events")), *objs(answer.get("events"))])
+        said += [] if found.choices else _verdict(end)
+        last = [said.pop()] if said and said[-1].role == "assistant" else []
+        error = text(obj(end.get("error")).get("message")) or "the model request failed"
         return Turn(
             dialect=self.name,
             model=found.model,
             model_served=found.model_served,
             response_id=found.response_id,
-            messages=[*_messages(objs(obj(loads(request)).get("events")))],
-            choices=[Choice(message=one) for one in made],
+            messages=said,
+            choices=[Choice(message=one) for one in last],
             usage=found.usage,
-            error="the model request failed" if found.failed else None,
+            error=error if found.failed else None,
         )
 
 
@@ -368,9 +510,10 @@ def _verdict(end: Json) -> Iterator[Message]:
 class SessionToolDialect(Dialect):
     """A run of a tool: the event that asks for it, and the one with its result."""
 
-    name = "managed_tool"
-    family: Family = ANTHROPIC
     peeks = False
+
+    def __init__(self, name: str, family: Family) -> None:
+        self.name, self.family = name, family
 
     def matches(self, method: str, path: str) -> bool:
         """False: no client makes such a call."""
@@ -381,13 +524,18 @@ class SessionToolDialect(Dialect):
         return None
 
     def facts(self, request: bytes, response: bytes, stream: bool, asked: RequestFields | None = None) -> Facts:
-        return Facts(failed="tool_error" if obj(loads(response)).get("is_error") else None)
+        return Facts(
+            failed="tool_error" if (told := obj(loads(response))).get("is_error") or told.get("error") else None
+        )
 
     def read(self, request: bytes, response: bytes, stream: bool) -> Turn:
-        asked, told = [*_messages([obj(loads(request))])], [*_messages([obj(loads(response))])]
-        return Turn(dialect=self.name, messages=asked, choices=[Choice(message=one) for one in told])
+        asked, told = obj(loads(request)), obj(loads(response))
+        made = _messages([asked] if told == asked else [asked, told])
+        messages, choices = made[:1], [Choice(message=one) for one in made[1:]]
+        return Turn(dialect=self.name, messages=messages, choices=choices)
 
     def tool_run(self, request: bytes, response: bytes, stream: bool) -> tuple[Any, Any, str | None]:
-        told = obj(loads(response))
-        result = {"content": told.get("content"), "isError": bool(told.get("is_error"))} if told else None
-        return obj(loads(request)).get("input"), result, None
+        asked, told = obj(loads(request)), obj(loads(response))
+        content = next((told[name] for name in ("content", "output") if told.get(name) is not None), None)
+        failed = bool(told.get("is_error") or told.get("error"))
+        return loads(_arguments(asked)), {"content": content, "isError": failed} if told else None, None

@@ -12,6 +12,7 @@ from penstock.gateway.model.facts import REQUEST_ID
 from penstock.gateway.model.span import span_tree
 from penstock.gateway.tape.hosted_sessions import record_events
 from penstock.gateway.tape.store.records import SpanEntry
+from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.hosted import session_facts
 
 CLAUDE = {"service.name": "claude-platform"}
@@ -59,7 +60,9 @@ async def test_the_request_tells_a_call_without_a_response(inlet: Inlet) -> None
 
 
 async def test_the_session_tells_its_rollout(inlet: Inlet) -> None:
-    told = session_facts("/v1/sessions/sesn_1", b'{"type": "session", "id": "sesn_1"}', False)
+    told = session_facts(
+        by_name("managed_sessions"), "/v1/sessions/sesn_1", b'{"type": "session", "id": "sesn_1"}', False, 1
+    )
     assert told is not None
     entry = SpanEntry("reader", "a1", start_ns=1)
     await inlet.dispatcher.run(lambda tape: record_events(tape, entry, told, ("home", "a1"), None))

@@ -32,7 +32,7 @@ GENERATES = (
 )  # fmt: skip
 UNREAD = (
     "/v1/responses/compact", "/v1/audio/speech", "/v1/audio/transcriptions", "/v1/images/generations", "/v1/batches",
-    "/v1/agents/sessions", "/v1/agents/sessions/s_1/events", "/v1/decisions", "/v1/moderations", "/v1/rerank",
+    "/v1/decisions", "/v1/moderations", "/v1/rerank",
     "/v1/realtime/client_secrets", "/v1/fine_tuning/jobs", "/v1/threads/t/runs", "/v1/messages/batches",
     "/v1/sessions/s/events", "/v1beta/interactions", "/v1beta/models/m:batchGenerateContent",
     "/v1beta/openai/chat/completions", "/openai/deployments/gpt/chat/completions?api-version=2025-01-01",

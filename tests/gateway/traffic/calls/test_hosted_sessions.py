@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 
 import aiohttp
 import anthropic
+import openai
 import pytest
 from fakes.budgets import budget, toml, uses
 from fakes.local import Local, locally
 from fakes.process import upstream
-from fakes.session_host import MODEL, SMALL, Event, SessionHost, session_host
+from fakes.session_host import MODEL, SMALL, Event, SessionHost, agent_session_host, session_host
 from fakes.tape import Tape
 from fakes.transactions import done
 from hypothesis import given, settings
@@ -27,6 +28,7 @@ from penstock.gateway.tape.hosted_sessions import record_events
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.hosted import session_facts
 
 HOME = "session-sesn_1"
@@ -148,6 +150,46 @@ async def test_budgets_count_turns(tmp_path: Path, http: aiohttp.ClientSession) 
         _ = await client.beta.sessions.retrieve("sesn_1")  # uses nothing
 
 
+async def test_openai_s_sessions(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    """A turn is a span, with what it has used; what is streamed and then listed is taken once."""
+    async with agent_session_host() as (_, url), locally(tmp_path, upstream("o", url, "openai")) as gateway:
+        here = World(SessionHost(), gateway, Tape(gateway.url, http))
+        client = openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="sk-test", max_retries=0)
+        sessions = client.beta.agents.sessions
+        session = await sessions.create(environment={"type": "none"}, agent_id="agent_1")  # type: ignore[arg-type]
+        said: Any = {"type": "agent.session.input.message", "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "the weather?"}]}]}  # fmt: skip
+        async with await sessions.events.stream(session.id) as stream:
+            await sessions.events.create(session.id, events=[said])
+            async for event in stream:
+                if event.type == "agent.session.requires_action":
+                    result: Any = {
+                        "type": "agent.session.input.tool_result", "call_id": "call_1", "turn_id": "turn_1",
+                        "success": True, "output": "sunny",
+                    }  # fmt: skip
+                    await sessions.events.create(session.id, events=[result])
+                if event.type == "agent.session.idle":
+                    break
+        home = "session-as_1"
+        before = await here.spans(home)
+        assert counted(before) == {"llm": 1, "tool": 2, "event": 3}
+        turn = next(one for one in before if one.kind == "llm")
+        assert (turn.dialect, turn.model, turn.agent, turn.duration_ns) == (
+            "agent_turn", "gpt-5.4-mini", "main", 8 * 10**9,
+        )  # fmt: skip
+        assert turn.usage is not None
+        assert (turn.usage.input_tokens, turn.usage.cached_tokens, turn.usage.output_tokens) == (300, 50, 30)
+        assert turn.cost
+        read = (await here.tape.get(f"/api/rollouts/{home}/attempts/a1/spans/{turn.sequence}"))["turn"]
+        assert [one["role"] for one in read["messages"]] == ["user", "assistant", "tool", "assistant", "tool"]
+        assert read["choices"][0]["message"]["parts"][0]["text"] == "It is sunny."
+        weather, command = [one for one in before if one.kind == "tool"]
+        assert (weather.name, command.name, command.duration_ns) == ("weather", "command_execution", 2 * 10**9)
+        _ = [one async for one in await sessions.turns.list(session.id)]
+        _ = [one async for one in await sessions.items.list(session.id)]
+        assert await here.spans(home) == before
+
+
 # -- any order -------------------------------------------------------------------------------------------------------
 
 
@@ -165,7 +207,7 @@ def told(tape: Transaction, events: list[Event], thread: bool = False, stream: b
     body = json.dumps({"data": events}).encode()
     if stream:
         body = b"".join(b"data: %b\n\n" % json.dumps(one).encode() for one in events)
-    found = session_facts(path, body, stream)
+    found = session_facts(by_name("managed_sessions"), path, body, stream, 1)
     assert found is not None
     record_events(tape, SpanEntry("reader", "a1", start_ns=1, upstream="a"), found, ("home", "a1"), None)
 

@@ -36,6 +36,7 @@ ROUTES = {
     "count_tokens": "POST /messages/count_tokens",
     "models": "GET /models, GET /models/gpt-x, GET /models/org/name",
     "managed_sessions": "POST /sessions, GET /sessions/sesn_1/events, GET /sessions/sesn_1/threads/sthr_1/stream",
+    "agent_sessions": "POST /agents/sessions, GET /agents/sessions/as_1/subagents/sa_1/turns",
     "retrieval": "POST /responses/resp_1/cancel, GET /responses/resp_1",
     "opaque": "GET /models/a/b/c, GET /models/, POST /models, GET /chat/completions, POST /chat/completions/x, "
     "POST /chat/completions/, POST /x/chat/completions, DELETE /responses/resp_1, POST /responses/resp_1, "
