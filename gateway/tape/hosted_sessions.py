@@ -52,8 +52,6 @@ _LOOKED: Final = b"\0"
 _OPEN, _CLOSED = b"o", b"c"
 _LAST: Final = b"\xff" * 12
 """The last position."""
-_DIALECTS: Final = {"anthropic": ("managed_turn", "managed_tool"), "openai": ("agent_turn", "agent_tool")}
-"""The formats of turns and of runs of tools, by provider."""
 ResultCounter: TypeAlias = Callable[[Transaction, str, Sequence[SpanEntry]], None]
 """Called with new model turns and the name of their session, to count their use."""
 
@@ -102,7 +100,7 @@ def record_events(
     known = SessionRecord(entry.start_ns, home) if stored is None else _record(stored)
     if stored is None:
         tape.put(DATABASE, b"h" + keys.rollout_key(home[0]) + told.session.encode(), b"")
-    fold = _SessionFold(tape, entry, told.session, known)
+    fold = _SessionFold(tape, entry, told, known)
     fold.learn(told)
     for event in told.events:
         fold.take(event)
@@ -167,10 +165,9 @@ def _span_id(session: str, name: str) -> str:
 class _SessionFold:
     """The events of one answer on their way into a session."""
 
-    def __init__(self, tape: Transaction, entry: SpanEntry, session: str, known: SessionRecord) -> None:
-        self._tape, self._by, self._session, self._known = tape, entry, session, known
-        self._name = session.encode() + b"\0"
-        self._turn_format, self._tool_format = _DIALECTS[session.partition("/")[0]]
+    def __init__(self, tape: Transaction, entry: SpanEntry, told: SessionFacts, known: SessionRecord) -> None:
+        self._tape, self._by, self._session, self._known = tape, entry, told.session, known
+        self._name, self._formats = told.session.encode() + b"\0", told.formats
         self._places = dict[str, None]()
         """The threads, and the turns that have ids, with new events."""
         self.turns: list[SpanEntry] = []
@@ -276,7 +273,7 @@ class _SessionFold:
     ) -> None:
         entry = self._entry(start.thread, start, end)
         agent, told = self._agent(start.thread), end.at_ns <= self._known.cost_ns
-        entry.kind, entry.dialect = "llm", self._turn_format
+        entry.kind, entry.dialect = "llm", self._formats.turn
         # The cost of an earlier turn is in what the provider has told.
         entry.model = entry.model_served = None if told else agent.model
         self._known.is_finer |= entry.model is not None
@@ -304,7 +301,7 @@ class _SessionFold:
 
     def _run(self, call: SessionEvent, result: SessionEvent) -> SpanEntry:
         entry = self._entry(call.thread, call, result)
-        entry.kind, entry.dialect = "tool", self._tool_format
+        entry.kind, entry.dialect = "tool", self._formats.tool
         entry.start_ns -= hosted.run_ns(result.data)
         entry.upstream = label(call.data.get("mcp_server_name")) or label(call.data.get("server_label"))
         assert entry.attributes is not None
@@ -338,7 +335,7 @@ class _SessionFold:
         if known.is_finer or event.at_ns <= known.cost_ns:
             return
         entry = self._entry("", event, event)
-        entry.kind, entry.dialect, entry.name, entry.http_status = "llm", self._turn_format, event.type, 200
+        entry.kind, entry.dialect, entry.name, entry.http_status = "llm", self._formats.turn, event.type, 200
         entry.usage = Usage(input_tokens=0, output_tokens=0, billed={"cost": max(0.0, cost - known.cost)})
         known.cost, known.cost_ns = max(known.cost, cost), event.at_ns
         self._give_bodies(entry, *hosted.turn_bodies(None, (), (), event))
@@ -354,8 +351,7 @@ class _SessionFold:
         by, (rollout, attempt) = self._by, self._known.home
         entry = SpanEntry(rollout, attempt, by.origin, by.mode, status="ok")
         entry.start_ns, entry.end_ns = first.at_ns, max(first.at_ns, last.end_ns or last.at_ns)
-        of, _, name = self._session.partition("/")
-        entry.path = f"/v1{'/agents' if of == 'openai' else ''}/sessions/{name}"
+        entry.path = self._formats.path + self._session.partition("/")[2]
         entry.upstream, entry.agent = by.upstream, self._agent(thread).name
         entry.span_id = _span_id(self._session, first.id)
         entry.parent_id = _span_id(self._session, f"thread {thread}") if thread else None

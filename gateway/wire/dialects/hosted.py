@@ -51,6 +51,14 @@ from penstock.gateway.wire.dialects.tokens import messages_usage, openai_usage
 _ID: Final = r"[A-Za-z0-9._~-]{1,128}"
 
 
+class SessionFormats(NamedTuple):
+    """The dialects of a session's spans, and their path up to its id."""
+
+    turn: str
+    tool: str
+    path: str
+
+
 class SessionDialect(OpaqueDialect):
     """A call about sessions: it makes one, sends it input, or reads of it."""
 
@@ -58,8 +66,10 @@ class SessionDialect(OpaqueDialect):
     peeks = False
 
     def __init__(self, name: str, family: Family, root: str, threads: str) -> None:
-        """`root`: the path of all sessions; `threads`: the segment before the id of a sub-agent."""
-        self.name, self.family = name, family
+        """`name`: the beginning of the names of this format and those of its spans; `root`: the path of all sessions;
+        `threads`: the segment before the id of a sub-agent."""
+        self.name, self.family = f"{name}_sessions", family
+        self.formats = SessionFormats(f"{name}_turn", f"{name}_tool", f"/v1{root}/")
         self._calls = re.compile(rf"(?:/v1)*{root}(?:/({_ID})(?:/{threads}/({_ID}))?(/.*)?)?")
         self._gives_work = re.compile(rf"(?:/v1)*{root}(?:/{_ID}/events)?")
 
@@ -191,11 +201,22 @@ class SessionFacts(NamedTuple):
 
     session: str
     """Its id, behind the provider's name."""
+    formats: SessionFormats
     events: tuple[SessionEvent, ...] = ()
     """In the order of the session."""
     agents: tuple[SessionAgent, ...] = ()
     models: Mapping[str, str] = {}
     """Models of agents that may be called, by the name of the agent."""
+
+
+class _ObjectFacts(NamedTuple):
+    """The facts in one object of an answer."""
+
+    session: str
+    """The id of the session if the object is or holds one; else empty."""
+    events: tuple[SessionEvent, ...] = ()
+    agents: tuple[SessionAgent, ...] = ()
+    models: Mapping[str, str] = {}
 
 
 def session_facts(dialect: Dialect, path: str, response: bytes, stream: bool, at_ns: int) -> SessionFacts | None:
@@ -221,15 +242,14 @@ def session_facts(dialect: Dialect, path: str, response: bytes, stream: bool, at
         events.reverse()
     models = {name: model for it in found for name, model in it.models.items()}
     agents = tuple(one for it in found for one in it.agents)
-    return SessionFacts(f"{dialect.family.name}/{session}", tuple(events), agents, models)
+    return SessionFacts(f"{dialect.family.name}/{session}", dialect.formats, tuple(events), agents, models)
 
 
-def _of_anthropic(one: Json, thread: str) -> SessionFacts:
-    """The facts in an object of an answer; its session is empty unless it is that session."""
+def _of_anthropic(one: Json, thread: str) -> _ObjectFacts:
     is_whole, event = one.get("type") == "session", _event(one, thread)
     models = dict(_callable_agents(obj(one.get("agent")))) if is_whole else {}
     session = (label(one.get("id")) or "") if is_whole else ""
-    return SessionFacts(session, () if event is None else (event,), tuple(_agents(one)), models)
+    return _ObjectFacts(session, () if event is None else (event,), tuple(_agents(one)), models)
 
 
 def _event(one: Json, thread: str) -> SessionEvent | None:
@@ -293,7 +313,7 @@ _SENT_ITEMS: Final = frozenset({"function_call_output", "agent_message", "comput
 _NOTES: Final = frozenset({"error", "agent.session.failed", "agent.session.idle", "agent.session.requires_action"})
 
 
-def _of_openai(one: Json, thread: str, at_ns: int) -> SessionFacts:
+def _of_openai(one: Json, thread: str, at_ns: int) -> _ObjectFacts:
     kind = text(one.get("type")) or text(one.get("object")) or ""
     whole = one if kind == "agent.session" else obj(one.get("session"))
     agent = obj(whole.get("agent"))
@@ -317,7 +337,7 @@ def _of_openai(one: Json, thread: str, at_ns: int) -> SessionFacts:
             events += _item_event(item, id, turn_id, thread, at_ns)
     if kind in _NOTES and (id := label(one.get("event_id"))) is not None:
         events.append(SessionEvent(id, "note", at_ns, thread, "", one))
-    return SessionFacts(label(whole.get("id")) or "", tuple(events), tuple(agents))
+    return _ObjectFacts(label(whole.get("id")) or "", tuple(events), tuple(agents))
 
 
 def _item_event(item: Json, id: str, turn: str, thread: str, at_ns: int) -> Iterator[SessionEvent]:
