@@ -49,6 +49,8 @@ from penstock.gateway.wire.dialects.tokens import messages_usage, openai_usage
 # -- calls ---------------------------------------------------------------------------------------------------------
 
 _ID: Final = r"[A-Za-z0-9._~-]{1,128}"
+_NAME: Final = re.compile(_ID)
+_LATEST: Final = 2**63
 
 
 class SessionFormats(NamedTuple):
@@ -248,7 +250,7 @@ def session_facts(dialect: Dialect, path: str, response: bytes, stream: bool, at
 def _of_anthropic(one: Json, thread: str) -> _ObjectFacts:
     is_whole, event = one.get("type") == "session", _event(one, thread)
     models = dict(_callable_agents(obj(one.get("agent")))) if is_whole else {}
-    session = (label(one.get("id")) or "") if is_whole else ""
+    session = _id(one.get("id")) if is_whole else ""
     return _ObjectFacts(session, () if event is None else (event,), tuple(_agents(one)), models)
 
 
@@ -262,7 +264,7 @@ def _event(one: Json, thread: str) -> SessionEvent | None:
     of = next((name for field in _OF if (name := label(one.get(field)))), "")
     if kind in ("call", "start", "grading"):
         of = id
-    named = label(one.get("session_thread_id")) or ""
+    named = _id(one.get("session_thread_id"))
     if type_ == _THREAD_CREATED:
         return SessionEvent(id, kind, at, thread, of, one, opens=named)
     return SessionEvent(id, kind, at, named or thread, of, one)
@@ -275,19 +277,25 @@ def _time(written: Any) -> int | None:
         at = datetime.fromisoformat(written)
     except (TypeError, ValueError):
         return None
-    return None if at.tzinfo is None else round(at.timestamp() * 10**6) * 1000
+    found = -1 if at.tzinfo is None else round(at.timestamp() * 10**6) * 1000
+    return found if 0 <= found < _LATEST else None
+
+
+def _id(value: Any) -> str:
+    """The id of a session, a thread or a turn, which is a part of a key on the tape; empty if it is not valid."""
+    return value if isinstance(value, str) and _NAME.fullmatch(value) else ""
 
 
 def _agents(one: Json) -> Iterator[SessionAgent]:
-    agent, id = obj(one.get("agent")), label(one.get("id"))
+    agent, id = obj(one.get("agent")), _id(one.get("id"))
     name, model = label(agent.get("name")), label(obj(agent.get("model")).get("id"))
     match one.get("type"):
         case "session":
             yield SessionAgent("", name, model, is_main=True)
-        case "session_thread" if id is not None:
-            parent = label(one.get("parent_thread_id"))
-            yield SessionAgent(id, name, model, parent or "", is_main=parent is None)
-        case "session.thread_created" if (made := label(one.get("session_thread_id"))) is not None:
+        case "session_thread" if id:
+            parent = _id(one.get("parent_thread_id"))
+            yield SessionAgent(id, name, model, parent, is_main=not parent)
+        case "session.thread_created" if made := _id(one.get("session_thread_id")):
             yield SessionAgent(made, label(one.get("agent_name")), None)
         case _:
             return
@@ -320,24 +328,24 @@ def _of_openai(one: Json, thread: str, at_ns: int) -> _ObjectFacts:
     agents = [SessionAgent("", label(agent.get("name")), label(agent.get("model")), is_main=True)] if agent else []
     child = one if kind == "agent.session.subagent" else obj(one.get("subagent"))
     events = list[SessionEvent]()
-    if (id := label(child.get("id"))) is not None:
+    if id := _id(child.get("id")):
         agents.append(SessionAgent(id, label(child.get("name")), label(agent.get("model"))))
         at = _seconds(child.get("opened_at")) or at_ns
         events.append(SessionEvent(f"subagent {id}", "note", at, thread, "", child, opens=id))
     turn = one if kind == "agent.session.turn" else obj(one.get("turn"))
-    if turn.get("status") in _ENDED and (id := label(turn.get("id"))) is not None:
+    if text(turn.get("status")) in _ENDED and (id := _id(turn.get("id"))):
         begin = _seconds(turn.get("started_at")) or _seconds(turn.get("created_at")) or at_ns
         data = {"type": "agent.session.turn", **turn, "usage": one.get("usage") or turn.get("usage")}
-        own, end = label(turn.get("subagent_id")) or thread, _seconds(turn.get("completed_at")) or at_ns
+        own, end = _id(turn.get("subagent_id")) or thread, _seconds(turn.get("completed_at")) or at_ns
         events.append(SessionEvent(id, "turn", begin, own, "", data, id, end))
     item = obj(one.get("item")) if kind.startswith("agent.session.turn.item.") else one
-    if (turn_id := label(item.get("turn_id"))) is not None and (id := label(item.get("id"))) is not None:
+    if (turn_id := _id(item.get("turn_id"))) and (id := label(item.get("id"))) is not None:
         sent = item.get("type") in _SENT_ITEMS or item.get("role") == "user"
         if item is one or sent == kind.endswith(".added"):
             events += _item_event(item, id, turn_id, thread, at_ns)
     if kind in _NOTES and (id := label(one.get("event_id"))) is not None:
         events.append(SessionEvent(id, "note", at_ns, thread, "", one))
-    return _ObjectFacts(label(whole.get("id")) or "", tuple(events), tuple(agents))
+    return _ObjectFacts(_id(whole.get("id")), tuple(events), tuple(agents))
 
 
 def _item_event(item: Json, id: str, turn: str, thread: str, at_ns: int) -> Iterator[SessionEvent]:
@@ -349,7 +357,8 @@ def _item_event(item: Json, id: str, turn: str, thread: str, at_ns: int) -> Iter
 
 def _seconds(written: Any) -> int | None:
     """A time in seconds since the epoch as ns; None if it is none."""
-    return None if (whole := count(written)) is None else whole * 10**9
+    whole = count(written)
+    return None if whole is None or whole * 10**9 >= _LATEST else whole * 10**9
 
 
 # -- spans made of events ------------------------------------------------------------------------------------------
