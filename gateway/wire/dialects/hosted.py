@@ -257,7 +257,7 @@ def _of_anthropic(one: Json, thread: str) -> _ObjectFacts:
 def _event(one: Json, thread: str) -> SessionEvent | None:
     """An event; None for an object that is none, is queued, or tells nothing of its own. `thread`: whose list or stream
     it stands in."""
-    id, at, type_ = label(one.get("id")), _time(one.get("processed_at")), text(one.get("type")) or ""
+    id, at, type_ = label(one.get("id")), _time(text(one.get("processed_at")) or ""), text(one.get("type")) or ""
     if id is None or at is None or "." not in type_ or type_ in _UNTOLD:
         return None
     kind: EventKind = _KINDS.get(type_, "note")
@@ -271,11 +271,11 @@ def _event(one: Json, thread: str) -> SessionEvent | None:
 
 
 @lru_cache(maxsize=1024)
-def _time(written: Any) -> int | None:
+def _time(written: str) -> int | None:
     """A time of RFC 3339 as ns since the epoch; None if it is none."""
     try:
         at = datetime.fromisoformat(written)
-    except (TypeError, ValueError):
+    except ValueError:
         return None
     found = -1 if at.tzinfo is None else round(at.timestamp() * 10**6) * 1000
     return found if 0 <= found < _LATEST else None
