@@ -29,6 +29,7 @@ class SessionHost:
         """The session's own, in order."""
         self.thread: list[Event] = []
         """Those of its sub-agent, `sthr_2`."""
+        self.streams = 0
         self._number, self._news = 0, asyncio.Condition()
 
     def event(self, type_: str, thread: bool = False, **more: Any) -> Event:
@@ -109,6 +110,7 @@ class SessionHost:
         """What comes from now on, until the session rests."""
         found = self.thread if "thread" in request.match_info else self.events
         at, answer = len(found), await event_stream(request)
+        self.streams += 1
         while True:
             async with self._news:
                 while len(found) == at:

@@ -338,7 +338,8 @@ _FORMS = (
     f"/(?:responses|interactions|batches|messages/batches)/{_ONE}/cancel", f"/batches/{_ONE}:cancel",
     rf"/projects/{_ONE}/locations/{_ONE}{_MANY}/count-tokens:rawPredict", "/files",
     f"/uploads(?:/{_ONE}/(?:parts|complete|cancel))?", f"/conversations(?:/{_ONE}(?:/items)?)?", f"/oauth{_MANY}",
-    f"/organizations?{_MANY}", "/traces", "/logs", "/metrics", "/health", "/ping",
+    "/agents", f"/agents/agent_{_ONE}(?:/archive)?", f"/environments{_MANY}", f"/organizations?{_MANY}",
+    "/traces", "/logs", "/metrics", "/health", "/ping",
 )  # fmt: skip
 """Paths of calls that use nothing, below the version of an API."""
 _FREE: Final = re.compile(
@@ -348,7 +349,7 @@ _FREE: Final = re.compile(
     rf"|/api/(?:hello|oauth|event_logging|claude_code|claude_cli){_MANY}"
 )
 """Paths of POST requests that use nothing: counts of tokens, files, conversations, cancellations, logins, settings of
-an organisation, telemetry. Any path that is not certainly one of these may be a generation."""
+an organisation or of hosted agents, telemetry. Any path that is not certainly one of these may be a generation."""
 _SHOWN: Final = 200
 _PATH_NAMES: Final = re.compile(r"/(?:(?:model|deployments|engines)/([^/]+)/|models/([^/:]+):)")
 """A path that names a model, or a deployment: its server heeds no other name."""

@@ -53,6 +53,7 @@ FREE = (
     "POST /v1/conversations", "POST /v1/conversations/c/items", "POST /v1/oauth/token", "POST /api/oauth/x",
     "POST /v1/organizations/o/invites", "POST /v1/traces", "POST /v1/logs", "POST /v1/metrics", "HEAD /v1/x",
     "POST /api/event_logging/batch", "POST /v1internal:loadCodeAssist", "POST /v1internal:onboardUser",
+    "POST /v1/agents", "POST /v1/agents/agent_1/archive", "POST /v1/environments/env_1/work/w/ack",
     "GET /v1/batches/b", "POST /v1/batches/b/cancel", "POST /v1beta/interactions/i/cancel", "OPTIONS /v1/x",
 )  # fmt: skip
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from fakes.process import upstream
 from fakes.session_host import MODEL, SMALL, Event, SessionHost, agent_session_host, session_host
 from fakes.tape import Tape
 from fakes.transactions import done
+from fakes.waiting import until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -148,6 +150,63 @@ async def test_budgets_count_turns(tmp_path: Path, http: aiohttp.ClientSession) 
         with pytest.raises(anthropic.RateLimitError, match="budget 't'"):
             await client.beta.sessions.create(agent="agent_1", environment_id="env_1")
         _ = await client.beta.sessions.retrieve("sesn_1")  # uses nothing
+
+
+async def test_a_worker_of_ones_own_answers_tools(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    """The SDK's runner of tools streams, lists and answers: all of that belongs to the session."""
+
+    @anthropic.beta_async_tool
+    async def weather(city: str) -> str:
+        """Tell the weather.
+
+        Args:
+            city: The place.
+        """
+        return f"sunny in {city}"
+
+    async with world(tmp_path, http) as here, here.client() as client:
+        session = await client.beta.sessions.create(agent="agent_1", environment_id="env_1")
+        events = client.beta.sessions.events
+        runner = events.tool_runner(session_id=session.id, tools=[weather], max_idle=0.1)
+
+        async def answered() -> Any:
+            async with aclosing(aiter(runner)) as calls:
+                return await anext(calls)
+
+        asked = asyncio.ensure_future(answered())
+        await when_streamed(here)
+        said: Any = {"type": "user.message", "content": [{"type": "text", "text": "the weather?"}]}
+        await events.send(session.id, events=[said])
+        assert (await asked).posted
+        _ = [one async for one in await events.list(session.id)]
+        run = next(one for one in await here.spans() if one.name == "weather")
+        read = await here.tape.get(f"/api/rollouts/{HOME}/attempts/a1/spans/{run.sequence}")
+        assert read["turn"]["choices"][0]["message"]["parts"][0]["text"] == "sunny in Bern"
+
+
+async def when_streamed(here: World) -> None:
+    async def streams() -> bool:
+        return here.host.streams > 0
+
+    await until(streams)
+
+
+def test_the_provider_s_cost_counts_where_no_model_is_known(stores: Any) -> None:
+    store, events = stores(), story()[0]
+    costs = [_used(events[6], "100"), _used(events[-1], "250")]
+    done(store, lambda tape: told(tape, [*events[:7], costs[0]]))
+    done(store, lambda tape: told(tape, [*events[7:], costs[1], costs[0]]))
+    spans = [*store.spans("home", "a1")]
+    billed = [one.usage.billed["cost"] for one in spans if one.usage and (one.usage.billed or {}).get("cost")]
+    assert billed == [1.0, 1.5]
+    assert not any(one.model for one in spans)
+
+
+def _used(after: Event, cents: str) -> Event:
+    """A snapshot of what the session has cost, just after an event."""
+    usage = {"list_cost": {"amount": cents, "currency": "USD"}}
+    at = after["processed_at"].replace("Z", ".5Z")
+    return {"id": f"cost_{cents}", "type": "session.usage", "processed_at": at, "usage": usage}
 
 
 async def test_openai_s_sessions(tmp_path: Path, http: aiohttp.ClientSession) -> None:
