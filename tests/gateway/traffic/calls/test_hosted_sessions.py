@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -169,15 +169,14 @@ async def test_a_worker_of_ones_own_answers_tools(tmp_path: Path, http: aiohttp.
         events = client.beta.sessions.events
         runner = events.tool_runner(session_id=session.id, tools=[weather], max_idle=0.1)
 
-        async def answered() -> Any:
-            async with aclosing(aiter(runner)) as calls:
-                return await anext(calls)
+        async def answered() -> list[Any]:
+            return [one async for one in runner]  # until the session rests
 
         asked = asyncio.ensure_future(answered())
         await when_streamed(here)
         said: Any = {"type": "user.message", "content": [{"type": "text", "text": "the weather?"}]}
         await events.send(session.id, events=[said])
-        assert (await asked).posted
+        assert (await asked)[0].posted
         _ = [one async for one in await events.list(session.id)]
         run = next(one for one in await here.spans() if one.name == "weather")
         read = await here.tape.get(f"/api/rollouts/{HOME}/attempts/a1/spans/{run.sequence}")
@@ -211,9 +210,13 @@ def _used(after: Event, cents: str) -> Event:
 
 async def test_openai_s_sessions(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     """A turn is a span, with what it has used; what is streamed and then listed is taken once."""
-    async with agent_session_host() as (_, url), locally(tmp_path, upstream("o", url, "openai")) as gateway:
+    async with (
+        agent_session_host() as (_, url), locally(tmp_path, upstream("o", url, "openai")) as gateway,
+        AsyncExitStack() as closing,
+    ):  # fmt: skip
         here = World(SessionHost(), gateway, Tape(gateway.url, http))
         client = openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="sk-test", max_retries=0)
+        closing.push_async_callback(client.close)
         sessions = client.beta.agents.sessions
         session = await sessions.create(environment={"type": "none"}, agent_id="agent_1")  # type: ignore[arg-type]
         said: Any = {"type": "agent.session.input.message", "input": [
