@@ -215,7 +215,7 @@ class Gateway:
         )  # fmt: skip
         self.operations = Operations(context, routes.OPERATIONS)
         application = routes.make_application(context)
-        application[RECEIVER] = TelemetryReceiver(self.dispatcher, self.store, self.metrics)
+        application[RECEIVER] = self._telemetry = TelemetryReceiver(self.dispatcher, self.store, self.metrics)
         recorded = self.config.limits.recorded_bytes
         add_wrapped(application, FrameReceiver(self.recorder, self._redactor, self.definitions, recorded))
         self._runner = web.AppRunner(
@@ -461,6 +461,7 @@ class Gateway:
             await self._tls.stop()
         for client in (*self._port.clients, *self._inside):
             client.close()
+        await self._telemetry.provider.stop()
         await self._runner.cleanup()
         if self._session is not None:
             await self._session.close()

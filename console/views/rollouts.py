@@ -37,6 +37,8 @@ from penstock.gateway.model.facts import (
     AGENT_ID,
     COMPACTED,
     COMPACTION,
+    SESSION,
+    SESSION_EVENT,
     TRIES,
     UNREAD,
     own_attribute,
@@ -456,8 +458,12 @@ def content(span: Span, brief: bool = True) -> str:
     attributes = span.attributes or {}
     if isinstance(text := attributes.get("text" if span.name in PRINTED else LOGGED), str):
         return abbreviate(text, BRIEF)
-    # Attributes with the origin of a log record are left out: every record has them.
-    own = {name: value for name, value in attributes.items() if not name.startswith("otel.")}
+    # Attributes with the origin of a log record, or of a session's event, are left out: every one has them.
+    own = {
+        name: value
+        for name, value in attributes.items()
+        if not name.startswith("otel.") and name not in (SESSION, SESSION_EVENT)
+    }
     said = list(own.values())
     return abbreviate(said[0] if len(said) == 1 and isinstance(said[0], str) else compact(own or None), BRIEF)
 

@@ -18,13 +18,17 @@ from penstock.console.views.noun import LimitedSelection, NounRows, NounView
 from penstock.console.views.rollouts import pluralized
 from penstock.console.views.table import Column, ago, figure, plain
 from penstock.gateway.model.base import Noun
+from penstock.gateway.model.facts import SESSION
 from penstock.gateway.model.span import Span, SpanStatus
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
 
 SessionKind = Literal["mcp", "hosted", "agent"]
-TERMS: Final = ("dialect:mcp,opaque", "kind:llm origin:implicit rollout:claude-*,session-*,thread-*")
+TERMS: Final = (
+    "dialect:mcp,opaque,managed_*,agent_*",
+    "kind:llm origin:implicit rollout:claude-*,session-*,thread-*",
+)
 """The filters that find calls with a session: of servers and hosted agents, and of coding agents."""
 HOSTED: Final = re.compile(r"(?:/v\d\w*)*(?:/agents)?/sessions/([^/?]+)")
 """The path of a call to a session of a provider's agent, and the session's id in it."""
@@ -72,11 +76,12 @@ class _SessionName(NamedTuple):
 
 
 async def _fetch(client: Client, selection: SessionSelection) -> NounRows[Session]:
-    spans, partial = list[Span](), False
+    spans, partial = dict[tuple[str, str, int], Span](), False
     for terms in TERMS:
         found = [one async for one in client.recent_spans(f"{terms} {selection.filter}".strip(), selection.calls)]
-        spans, partial = spans + found, partial or len(found) == selection.calls
-    rows = sessions(spans)
+        spans |= {(one.rollout, one.attempt, one.sequence): one for one in found}
+        partial = partial or len(found) == selection.calls
+    rows = sessions(spans.values())
     none = "No call that matches has a session." if selection.filter else "No call on the tape has a session yet."
     over = (
         f"Looked at the newest {pluralized(selection.calls, 'call')} of each kind; a filter or --calls looks at others."
@@ -95,6 +100,7 @@ def sessions(spans: Iterable[Span]) -> list[Session]:
         session = found.setdefault(
             name, Session(id=name.id, kind=name.kind, of=name.of, rollouts=[], first_seen_ns=0, last_seen_ns=0)
         )
+        session.of = session.of or span.upstream or ""
         session.last_seen_ns, session.first_seen_ns = session.last_seen_ns or span.start_ns, span.start_ns
         session.calls += 1
         session.errors += span.status in (SpanStatus.ERROR, SpanStatus.INTERRUPTED)
@@ -114,8 +120,10 @@ def _name(span: Span) -> _SessionName | None:
         # A call that is open, or was not passed on, has no upstream yet.
         server = SERVER.match(span.path)
         return _SessionName("mcp", span.upstream or (server[1] if server else ""), str(id))
+    if (told := (span.attributes or {}).get(SESSION)) is not None:
+        return _SessionName("hosted", "", str(told).partition("/")[2])
     if (path := HOSTED.match(span.path)) is not None:
-        return _SessionName("hosted", span.upstream or "", path[1])
+        return _SessionName("hosted", "", path[1])
     return _SessionName("agent", span.agent or _agent(span.rollout), span.rollout) if span.kind == "llm" else None
 
 

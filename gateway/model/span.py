@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 from urllib.parse import unquote
 
 from penstock.gateway.model.base import CALLS, Id, Noun, SpanKind
@@ -279,6 +279,16 @@ RESPONSE_ID, OUTPUT = "gen_ai.response.id", "output.value"
 _ANSWER = re.compile(r'\s*\{\s*"id"\s*:\s*"([^"\\]+)"')
 
 
+PROVIDER_SERVICE: Final = "claude-platform"
+"""`service.name` of the spans in which Claude's API itself tells of the calls that it served."""
+
+
+def is_provider_span(attributes: Mapping[str, Any] | None) -> bool:
+    """True if a provider's API reports a span: no agent has made its calls in it."""
+    resource = (attributes or {}).get("otel.resource")
+    return isinstance(resource, dict) and cast(Any, resource).get("service.name") == PROVIDER_SERVICE
+
+
 @dataclass(frozen=True, slots=True)
 class SpanNode:
     """The needed parts of an agent's span; the whole span may be large."""
@@ -376,17 +386,21 @@ def span_tree(spans: Sequence[Span], asked: Mapping[int, int] | None = None) -> 
     """The spans of one attempt by the sequence of the span that contains them, None for none, each in order of time.
     `asked`: sequences of the model calls that asked for runs of tools, by the run's sequence."""
     agent = [span for span in spans if span.kind == "otel"]
-    above = [span for span in spans if span.kind in ("otel", "tool", "mcp")]
+    served = {span.response_id: span.sequence for span in spans if span.kind == "llm" and span.response_id}
+    above = [span for span in spans if span.kind in ("otel", "tool", "mcp", "event")]
     by_id = {span.span_id or "": span.sequence for span in reversed(above)}
     asked = asked or {}
     found = guess_parents(
-        map(SpanNode.of, agent), (span for span in spans if span.kind in CALLS and span.parent_id is None)
+        (SpanNode.of(span) for span in agent if not is_provider_span(span.attributes)),
+        (span for span in spans if span.kind in CALLS and span.parent_id is None),
     )
     parents: dict[int, int | None] = {}
     for span in spans:
         guess = found.get(span.sequence)
         named = span.parent_id if guess is None or guess.parent is None else guess.parent.span_id
         parent = asked.get(span.sequence, by_id.get(named) if named else None)
+        if parent is None and span.kind == "otel" and is_provider_span(span.attributes):
+            parent = served.get((span.attributes or {}).get(RESPONSE_ID))
         parents[span.sequence] = _unless_circle(span.sequence, parent, parents)
     made: dict[int | None, list[Span]] = {}
     for span in sorted(spans, key=lambda span: (span.start_ns, span.sequence)) if agent else spans:

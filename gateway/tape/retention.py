@@ -37,7 +37,7 @@ from penstock.gateway.model.state import (
 )
 from penstock.gateway.model.toml import ConfigError
 from penstock.gateway.reading.filters import Query, QueryError, parse
-from penstock.gateway.tape import background_answers
+from penstock.gateway.tape import background_answers, hosted_sessions
 from penstock.gateway.tape.store import Store, audit_log, keys
 from penstock.gateway.tape.store.directory import DamagedRecordError, TapeError
 from penstock.gateway.tape.store.erasure import WipePosition
@@ -484,6 +484,7 @@ class RetentionOperations:
         if reason is not None:
             raise reason
         background_answers.give_up(self._tape, keys.rollout_key(rollout))
+        hosted_sessions.forget_rollout(self._tape, rollout)
         number = self._tape.erasure.hide(rollout)
         self._forget_pins(rollout)
         self._forget_misses(rollout)

@@ -315,6 +315,10 @@ class Dispatcher:
         now = self.now_ns()
         return await self._do_of_calls(lambda transaction: SpanOperations(transaction).add(entries, now, known))
 
+    async def run(self, operation: Callable[[Transaction], T]) -> T:
+        """Run an operation on the tape; raises `TapeError`."""
+        return await self._recorder.submit(operation)
+
     async def wait_until_recorded(self) -> None:
         """Wait until every call that has ended is on the tape, whichever worker served it; raises `TapeError`."""
         _ = await self._recorder.flush_other_workers()

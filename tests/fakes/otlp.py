@@ -92,11 +92,12 @@ async def inlet_at(path: Path) -> AsyncGenerator[Inlet]:
         recorder.start()
         await dispatcher.start()
         app = web.Application()
-        app[RECEIVER] = TelemetryReceiver(dispatcher, store, metrics, LIMIT)
+        app[RECEIVER] = receiver = TelemetryReceiver(dispatcher, store, metrics, LIMIT)
         for scope in ("", "/agent/none", "/agent/{kind}/{rid}/{aid}"):
             app.router.add_route("*", scope + "/v1/{signal}", post_telemetry)
         async with site(app, unpacks=False) as url, aiohttp.ClientSession() as http:
             yield Inlet(store, dispatcher, feed, recorder, url, http, metrics)
+        await receiver.provider.stop()
         await dispatcher.stop()
         await recorder.close()
 

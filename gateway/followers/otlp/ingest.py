@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from aiohttp import web
 
 from penstock.gateway.followers.otlp import span_import
+from penstock.gateway.followers.otlp.provider_spans import ProviderSpans
 from penstock.gateway.followers.otlp.signals import (
     JSON,
     LOGS,
@@ -46,6 +47,7 @@ from penstock.gateway.followers.otlp.signals import (
 from penstock.gateway.followers.otlp.span_import import (
     AttemptReference,
     Bounds,
+    Links,
     RequestScope,
     Traces,
     attempt_in_scope,
@@ -53,12 +55,15 @@ from penstock.gateway.followers.otlp.span_import import (
     attempt_reference,
     has_reward,
     judgement_of,
+    linked_calls,
+    links_of,
     rollout_of_session,
     scope_of,
 )
 from penstock.gateway.model.base import Origin
 from penstock.gateway.model.metrics import Metrics
-from penstock.gateway.model.rollout import RewardSource
+from penstock.gateway.model.rollout import Judgement, RewardSource
+from penstock.gateway.model.span import is_provider_span
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.records import SpanEntry
@@ -94,6 +99,10 @@ class TelemetryReceiver:
         self.received = {TRACES.name: metrics.otlp_spans, LOGS.name: metrics.otlp_logs}
         self.request_bytes = request_bytes
         self.traces = Traces(tape, dispatcher.wait_until_recorded)
+        self.provider = ProviderSpans(tape, dispatcher, self._drop)
+
+    def _drop(self, count: int) -> None:
+        self.metrics.otlp_spans["unjoined",] += count
 
 
 RECEIVER = web.AppKey("otlp", TelemetryReceiver)
@@ -182,6 +191,8 @@ class _TelemetryRequest:
         self._source = _TelemetrySource({}, {}, None)
         self._entries: list[SpanEntry] = []
         self._by_trace: list[tuple[SpanEntry, TelemetryItem]] = []
+        self._by_call: list[SpanEntry] = []
+        """Spans of a provider, which are joined by their call."""
         self._attempts: dict[str, str] = {}
         self._warnings: list[str] = []
         self._reasons: dict[str, tuple[int, str]] = {}
@@ -208,6 +219,10 @@ class _TelemetryRequest:
             await pause.if_due()
         if self._by_trace:
             await self._place_by_trace()
+        if self._by_call:
+            placed, self._by_call = await self._receiver.provider.place(self._by_call)
+            for entry, name in placed:
+                self._give(entry, *name)
 
     def _reject(self, error: ItemRejectedError, item: TelemetryItem) -> None:
         self.rejected[error.outcome] += 1
@@ -229,6 +244,8 @@ class _TelemetryRequest:
             self._give(entry, said[0], said[1] or self._attempt_of(said[0]))
             if entry.trace_id is not None:
                 self._receiver.traces.learn(entry.trace_id, (entry.rollout, entry.attempt))
+        elif self._signal is TRACES and is_provider_span(entry.attributes):
+            self._by_call.append(entry)
         else:
             self._by_trace.append((entry, item))
 
@@ -265,8 +282,10 @@ class _TelemetryRequest:
         """Write the accepted items to the tape, with their rewards, and count them; raises `TapeError`."""
         if self._entries:
             await self._receiver.dispatcher.add(self._entries)
+        if self._by_call:
+            await self._receiver.provider.wait(self._by_call)
         received = self._receiver.received[self._signal.name]
-        received["accepted",] += len(self._entries)
+        received["accepted",] += len(self._entries) + len(self._by_call)
         for outcome, count in self.rejected.items():
             received[outcome,] += count
         rewards = self._signal is TRACES and not self._by_key
@@ -276,9 +295,25 @@ class _TelemetryRequest:
     async def _reward(self, entry: SpanEntry) -> None:
         source: RewardSource = "agent" if self._scope is not None and self._scope.agent_token else "user"
         try:
-            await self._receiver.dispatcher.reward(entry.rollout, entry.attempt, judgement_of(entry, source))
+            judgement = judgement_of(entry, source)
+            if links := links_of(entry):
+                judgement = await self._linked(entry, judgement, links)
+            await self._receiver.dispatcher.reward(entry.rollout, entry.attempt, judgement)
         except (ItemRejectedError, OperationRefusedError) as error:
             self._warnings.append(str(error))
+
+    async def _linked(self, entry: SpanEntry, judgement: Judgement, links: Links) -> Judgement:
+        """A reward with the call that its links name; if they do not name one, it judges the attempt."""
+        await self._receiver.dispatcher.wait_until_recorded()
+        spans = await asyncio.to_thread(lambda: list(self._receiver.tape.spans(entry.rollout, entry.attempt)))
+        found = await asyncio.to_thread(linked_calls, spans, links, entry.span_id)
+        if len(found) == 1:
+            return judgement.model_copy(update={"span": found[0]})
+        many = f"{len(found)} calls" if found else "no call"
+        self._warnings.append(
+            f"the links of span {entry.span_id} name {many} of its attempt: its reward is the attempt's"
+        )
+        return judgement
 
     def message(self) -> str:
         """The message to the sender; empty when everything was accepted."""

@@ -25,6 +25,8 @@ ATTEMPT = ("penstock.attempt_id", "agentlightning.attempt_id")
 """Attributes that name the attempt in the same way."""
 REWARD, REWARD_REASON = "penstock.reward", "penstock.reward.reason"
 REWARD_DIMENSION = "penstock.reward.dimensions."
+RESPONSE_ID, REQUEST_ID, SESSION_ID = "gen_ai.response.id", "anthropic.request.id", "anthropic.session.id"
+LIGHTNING_LINK = "agentlightning.link."
 LIGHTNING_REWARD, LIGHTNING_VALUE = "agentlightning.reward.", "agentlightning.reward.0.value"
 """The first is followed by `N.value` and `N.name`; 0 is the reward, all are dimensions when there are several."""
 AGENT, SERVICE = "gen_ai.agent.name", "service.name"

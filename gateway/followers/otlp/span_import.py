@@ -21,7 +21,8 @@ from penstock.gateway.followers.otlp.signals import ItemRejectedError
 from penstock.gateway.model.answers import Change
 from penstock.gateway.model.base import Origin
 from penstock.gateway.model.rollout import Judgement, RewardSource
-from penstock.gateway.model.span import trace_id
+from penstock.gateway.model.span import PROVIDER_SERVICE, span_tree, trace_id
+from penstock.gateway.model.span import Span as TapeSpan
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.traffic.calls.call_request import FIRST_ATTEMPT, AddressError, check_id, session_rollout
@@ -142,7 +143,7 @@ def hex_id(given: bytes | str | None) -> str:
 def _agent(attributes: dict[str, Any], resource: dict[str, Any]) -> str | None:
     named = _short(attributes.get(semconv.AGENT))
     if named is None and (service := _short(resource.get(semconv.SERVICE))):
-        named = None if service.startswith(semconv.UNKNOWN_SERVICE) else service
+        named = None if service.startswith((semconv.UNKNOWN_SERVICE, PROVIDER_SERVICE)) else service
     return named
 
 
@@ -191,6 +192,45 @@ def _dimensions(attributes: dict[str, Any]) -> Iterable[tuple[str, Any]]:
     for number, value in scores.items() if len(scores) > 1 else ():
         name = attributes.get(f"{semconv.LIGHTNING_REWARD}{number}.name")
         yield name if isinstance(name, str) else str(number), value
+
+
+# A reward may name the call that it judges. Agent Lightning writes such links as attributes,
+# `agentlightning.link.N.key_match` and `.value_match`: the linked span has all of these values. That is the call
+# itself, by the id of its response, or a span of the agent in which the call was made.
+
+_LINK: Final = re.compile(re.escape(semconv.LIGHTNING_LINK) + r"(\d{1,3})\.key_match")
+Links = dict[str, str]
+
+
+def links_of(entry: SpanEntry) -> Links:
+    """The values that a linked span has, by attribute; `trace_id` and `span_id` stand for its ids."""
+    said = entry.attributes or {}
+    found = {
+        key: said.get(f"{semconv.LIGHTNING_LINK}{it[1]}.value_match") for key in said if (it := _LINK.fullmatch(key))
+    }
+    named = ((said[key], value) for key, value in found.items())
+    return {key: value for key, value in named if isinstance(key, str) and isinstance(value, str)}
+
+
+def linked_calls(spans: Sequence[TapeSpan], links: Links, judging: str | None) -> list[int]:
+    """The sequences of an attempt's calls that links name: those that have all their values, and those that were made
+    within a span that has them. `judging`: the id of the span with the links."""
+    named = [span for span in spans if span.span_id != judging and _fits(span, links)]
+    within, found = span_tree(spans), set[int]()
+    while named:
+        span = named.pop()
+        if span.kind == "llm":
+            found.add(span.sequence)
+        named += within.get(span.sequence, ())
+    return sorted(found)
+
+
+def _fits(span: TapeSpan, links: Links) -> bool:
+    said = span.attributes or {}
+    own = {"trace_id": span.trace_id, "span_id": span.span_id}
+    if span.kind == "llm":
+        own[semconv.RESPONSE_ID] = span.response_id
+    return all(str(own.get(key, said.get(key))) == value for key, value in links.items())
 
 
 def _is_number(value: Any) -> bool:

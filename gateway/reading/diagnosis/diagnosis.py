@@ -260,7 +260,7 @@ def _call(case: Case, attempt: Attempt, span: Span, refused: frozenset[int], age
     """The diagnosis of a call by itself. `agents`: the call is added to it."""
     found = list(of_head(case.rollout, attempt, span, case.model, refused))
     tokens = AnswerTokens()
-    if by_name(span.dialect).generates:
+    if (dialect := by_name(span.dialect)).generates and not dialect.hosted:
         exchange = case.exchange(span)
         tokens = _tokens(span, exchange) if exchange else tokens
         found += of_tokens(case.rollout, span, tokens if exchange else None)

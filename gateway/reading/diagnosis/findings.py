@@ -148,6 +148,9 @@ def of_head(
         what = "media, and no text of a conversation" if dialect.media else "no model answered"
         yield say("no_generation", f"{span.dialect}: {what}")
         return
+    if by_name(span.dialect).hosted:
+        yield say("no_generation", "its agent runs at the provider, which keeps the conversation and the tokens")
+        return
     if (span.attributes or {}).get(PREWARM):
         yield say("no_generation", "it asked for no answer, only that its beginning is read already")
         return

@@ -23,7 +23,7 @@ from penstock.gateway.reading.diagnosis.tool_join import (
 )
 from penstock.gateway.reading.diagnosis.tool_results import match_name
 from penstock.gateway.reading.turns import plain_bodies, read_exchange
-from penstock.gateway.wire.dialects.mcp import tool_run
+from penstock.gateway.wire.dialects import by_name
 
 MOST_SPANS = 2_000
 """Maximum number of calls of an attempt whose bytes are read."""
@@ -134,7 +134,7 @@ def model_call(span: Span, exchange: Exchange) -> ModelCall:
 def run_of(span: Span, exchange: Exchange) -> ToolRun:
     """A run of a tool on a server, parsed from its bytes."""
     request, response = plain_bodies(exchange)
-    arguments, result, error = tool_run(request, response, span.stream)
+    arguments, result, error = by_name(span.dialect).tool_run(request, response, span.stream)
     name = str((span.attributes or {}).get(TOOL, ""))
     return ToolRun(
         str(span.sequence), span.upstream or "", name, arguments, result, span.start_ns, span.end_ns, span.status, error

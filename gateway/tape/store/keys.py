@@ -46,6 +46,7 @@
 | `background` | name of an answer                 | the call that waits for it, or the one that has fetched it     |
 | `guesses`  | name of an answer                   | its estimate in budgets until it is fetched, as JSON           |
 | `batches`  | kind (1 byte) name of a batch, a file ... | the call that made or fetched it, the results kept       |
+| `hosted`   | kind (1 byte) name of a session ... | its home and agents, the events that were taken or wait        |
 
 Attempts are found by the number of their rollout, because names are long and in no order: numbers grow, so that pages
 are full. Integers are big-endian. Ids hold no NUL (`model.ID_PATTERN`), so `a NUL` sorts before `ab NUL` and never

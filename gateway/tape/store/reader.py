@@ -13,7 +13,8 @@ from itertools import islice
 from typing import TypeVar
 
 from penstock.gateway.model.answers import Change
-from penstock.gateway.model.base import ID_PATTERN
+from penstock.gateway.model.base import CALLS, ID_PATTERN
+from penstock.gateway.model.facts import REQUEST_ID, own_attribute
 from penstock.gateway.model.rollout import Attempt, Rollout
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Chunk, Exchange
@@ -329,15 +330,27 @@ class StoreReader:
             return view.get("meta", b"note " + name.encode())
 
     def find_response(self, response_id: str) -> Span | None:
-        """Return the newest span whose response has this id; None when there is none. It searches the log backwards,
-        bytes before records: a recent one is found at once, one of a million spans ago in a fraction of a second."""
-        wanted, before = response_id.encode(), None
+        """Return the newest span whose response has this id; None when there is none."""
+        return self._newest(response_id, lambda span: span.response_id == response_id)
+
+    def find_call(self, id: str) -> Span | None:
+        """Return the newest call whose response, or whose request at the provider, has this id; None when there is
+        none."""
+        return self._newest(
+            id, lambda span: span.kind in CALLS and id in (span.response_id, own_attribute(span, REQUEST_ID))
+        )
+
+    def _newest(self, text: str, fits: Callable[[Span], bool]) -> Span | None:
+        """Return the newest span that fits, of those whose records hold a text; None when there is none. It searches
+        the log backwards, bytes before records: a recent one is found at once, one of a million spans ago in a
+        fraction of a second."""
+        wanted, before = text.encode(), None
         while True:
             with self.view() as view:
                 found, before = view.log_segments_with(wanted, before, _SEGMENTS)
                 spans = [span for change in found if (span := change.span) is not None]
             for span in spans:
-                if span.response_id == response_id:
+                if fits(span):
                     return span
             if before is None:
                 return None

@@ -166,7 +166,8 @@ class SpanEntry:
     deferred: str | None = None
     """The name of its answer (`dialects.responses`) if another call will fetch that: until then the call is open."""
     batch: str | None = None
-    """The name of the batch that the call has made (`dialects.batches`), if any."""
+    """The name of the batch that the call has made (`dialects.batches`), or of the hosted agent's session that it has
+    given work, if any: what they use is counted when it is told."""
 
     def style(self) -> tuple[Any, ...]:
         """Return the values of `STYLE`, in its order."""

@@ -362,7 +362,10 @@ FREE: Final = (
     FreePath("[/v]/conversations/CONVERSATION/items", "keeps state"),
     FreePath("[/v]/{files,uploads}", "keeps files"),
     FreePath("[/v]/uploads/UPLOAD/{parts,complete,cancel}", "keeps files"),
-    FreePath("[/v]/{oauth,organization,organizations}/...", "logs in, or changes settings"),
+    FreePath("[/v]/{oauth,organization,organizations,environments}/...", "logs in, or changes settings"),
+    FreePath("[/v]/agents", "changes settings"),
+    FreePath("[/v]/agents/AGENT", "changes settings"),
+    FreePath("[/v]/agents/AGENT/archive", "changes settings"),
     FreePath("/api/{hello,oauth,event_logging,claude_code,claude_cli}/...", "logs in, or changes settings"),
     FreePath("/v1internal:{onboardUser,loadCodeAssist,setCodeAssistGlobalUserSetting}", "logs in, or changes settings"),
     FreePath("/v1internal:{retrieveUserQuota,fetchAdminControls,listExperiments}", "reads settings"),
@@ -376,7 +379,7 @@ _SEGMENT: Final = r"(?!v[0-9]+(?:/|$))[A-Za-z0-9_~-][A-Za-z0-9._~-]*"
 _WORDS: Final = CHOICE | {
     "[/v]": r"(?:/openai|/anthropic|/upload)?(?:/v[0-9][a-z0-9]*)?",
     "/...": f"(?:/{_SEGMENT})*",
-    "ANYTHING": "[^/]+",
+    "AGENT": r"agent_[A-Za-z0-9_-]+",
 }
 _FREE: Final = re.compile("|".join(path_pattern(row.form, _WORDS, _SEGMENT) for row in FREE))
 _SHOWN: Final = 200
@@ -405,7 +408,8 @@ def uses_nothing(dialect: Dialect, method: str, path: str, headers: Iterable[tup
     if dialect.websocket:
         return False
     overridden = method in _ONLY_ASKS and any(low in _OVERRIDES for low, _, _ in headers)
-    return is_free("POST" if overridden else method, path.partition("?")[0])
+    method, path = "POST" if overridden else method, path.partition("?")[0]
+    return not dialect.gives_work(method, path) if dialect.tells_sessions else is_free(method, path)
 
 
 def known_model(model: str | None, dialect: Dialect, path: str) -> str | None:

@@ -114,7 +114,8 @@ class Budgets:
         """Reserve the most that a call may use: done when that is on the tape, with the budgets that have no room for
         it. None if it is done at once, no budget counts the call, or it has reserved before. `names`: its model's
         names, by upstream. Raises `Refusal`."""
-        request, dialect, record.correct = record.request, call.dialect, self.correct
+        request, dialect = record.request, call.dialect
+        record.correct, record.count_results = self.correct, self.correct_batch
         if record.settle is not None or (request.websocket and not dialect.session):
             return None
         if not dialect.uses_tokens and uses_nothing(dialect, request.method, call.path, request.headers):
@@ -124,11 +125,15 @@ class Budgets:
         found = self._budgets_of(about, call.key, address.agent, address.rollout, record.arm)
         if not found.claims:
             return None
-        unread = unread_of(call, record)
+        hosted = dialect.tells_sessions and call.families[:1] == (dialect.family,)
+        unread = None if hosted else unread_of(call, record)
         if unread is not None:
             self._note_unread(found.claims)
         models = self._models(call, record, names.values()) if found.priced else []
-        if unread is not None:
+        if hosted:
+            # It uses nothing itself. There must be room for something.
+            claims = found.claims
+        elif unread is not None:
             claims = unread_claims(found.claims, unread)
         else:
             bound = bound_of(self._prompts, call, record) if found.bounded else _NO_TOKENS
@@ -281,7 +286,8 @@ class Budgets:
                 do.correct(key, since, amount, one)
 
     def correct_batch(self, tape: Transaction, batch: str, results: Sequence[SpanEntry]) -> None:
-        """Count the use of results of a batch, now, in the budgets that count the call which has made it."""
+        """Count the use of results of a batch, or of turns of a hosted agent, now, in the budgets that count the call
+        which has made the batch, or was the last to give the agent work."""
         do, now = BudgetOperations(tape), self._now_ns()
         for key, _, _ in do.recorded_guess(batch)[0]:
             limit = limit_of(key, self._limits)
@@ -414,6 +420,11 @@ class Settlement:
             for place, claim in enumerate(claims):
                 if claim.unread:
                     used[place] = used[place]._replace(unread=True)
+        if entry.batch is not None:
+            used = [
+                one if it.limit.budget.unit == "calls" else one._replace(amount=0)
+                for it, one in zip(claims, used, strict=True)
+            ]
         self.used = used
         counted = self._budgets.settle(tape, self.asked, used)
         if (later := entry.deferred or entry.batch) is not None:

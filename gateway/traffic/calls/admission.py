@@ -34,6 +34,7 @@ from penstock.gateway.traffic.calls.call_request import (
     agent_kind,
     from_headers,
     from_path,
+    session_rollout,
 )
 from penstock.gateway.traffic.calls.conversation_matcher import ConversationMatcher, decode_request
 from penstock.gateway.traffic.calls.conversations import EMPTY
@@ -368,7 +369,8 @@ class Admission:
         address = _agreed(tunnel.address, shown.rollout)
         if address is None:
             named = {low: value for low, value in headers.items() if low in SESSION_HEADERS}
-            address = from_headers(named) or self.matcher.match(admitted, hints, request.headers)
+            address = from_headers(named) or _hosted_session(dialect, target)
+            address = address or self.matcher.match(admitted, hints, request.headers)
         if request.websocket:
             admitted.said = {low: value for low, value in headers.items() if low in NOTED}
         if address.agent is None and not AGENT_HEADERS.isdisjoint(headers):
@@ -425,6 +427,7 @@ class Admission:
         elif self._foreign_pages and not decided.own_site and hints.peer:
             self._check_names({low: value for low, _, value in request.headers})
             decided.own_site = True
+        address = address or decided.session
         if address is None:
             address = self.matcher.match(admitted, hints, request.headers)
         elif address.origin == "implicit":
@@ -518,7 +521,16 @@ def _decide(request: HttpRequest) -> HeadDecision:
         address = replace(address, agent=agent_kind(headers))
     packed, credential = b"content-encoding" in headers, _credential(headers)
     noted = not NOTED.isdisjoint(headers)
-    return HeadDecision(address, dialect, below + mark + query, form, packed, credential, _baggage(request), noted)
+    session = _hosted_session(dialect, below) if dialect.tells_sessions else None
+    return HeadDecision(
+        address, dialect, below + mark + query, form, packed, credential, _baggage(request), session, noted
+    )
+
+
+def _hosted_session(dialect: Dialect, path: str) -> CallAddress | None:
+    """The address by the session that a path names; None if it names none."""
+    name = dialect.session_id(path.partition("?")[0])
+    return None if name is None else CallAddress(session_rollout("session", name), origin="implicit", session=True)
 
 
 def _agreed(address: CallAddress | None, token: str | None) -> CallAddress | None:

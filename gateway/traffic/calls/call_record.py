@@ -16,15 +16,24 @@ from typing import Any, Final
 
 from penstock.gateway.model import span
 from penstock.gateway.model.base import CALLS, SpanKind
-from penstock.gateway.model.facts import AMBIGUOUS, BACKGROUND, CAPTURED, HASHED_MEDIA, UNREAD
+from penstock.gateway.model.facts import (
+    AMBIGUOUS,
+    BACKGROUND,
+    CAPTURED,
+    HASHED_MEDIA,
+    REQUEST_ID,
+    SESSION,
+    UNREAD,
+)
 from penstock.gateway.model.known_secrets import NO_SECRETS, BodyContext
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.settings import LogSettings
 from penstock.gateway.model.span import span_id, trace_id
 from penstock.gateway.model.turn import Side
 from penstock.gateway.reading.turns import CUT, decode_body
-from penstock.gateway.tape import background_answers
+from penstock.gateway.tape import background_answers, hosted_sessions
 from penstock.gateway.tape.background_answers import UsageCorrector
+from penstock.gateway.tape.hosted_sessions import ResultCounter
 from penstock.gateway.tape.store.codec import StoredBody
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import Transaction
@@ -37,10 +46,18 @@ from penstock.gateway.traffic.calls.answer_masking import (
     unencoded,
     without_tokens,
 )
-from penstock.gateway.traffic.calls.call_request import NOTED, RETRY_COUNT, CallRequest, agent_facts
+from penstock.gateway.traffic.calls.call_request import (
+    FIRST_ATTEMPT,
+    NOTED,
+    RETRY_COUNT,
+    CallRequest,
+    agent_facts,
+    session_rollout,
+)
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.wire.dialects.base import EVENT_STREAM, Facts
 from penstock.gateway.wire.dialects.batches import batch_facts as batch_told
+from penstock.gateway.wire.dialects.hosted import session_facts
 from penstock.gateway.wire.dialects.responses import deferred_answer_name
 from penstock.gateway.wire.dialects.sse import distinct_events
 from penstock.gateway.wire.dialects.tokens import (
@@ -115,6 +132,7 @@ class CallRecord:
         "captured",
         "convert",
         "correct",
+        "count_results",
         "encoding",
         "end_ns",
         "error",
@@ -148,8 +166,7 @@ class CallRecord:
         self, call: CallRequest, request: HttpRequest, redactor: Redactor, limit: int, held: BufferUsage
     ) -> None:
         """`limit`: most bytes of the response that are kept. `held`: counter of all running calls."""
-        self.call = call
-        self.request = request
+        self.call, self.request = call, request
         self.came = request.headers
         """The client's headers, before any change of the request."""
         self.body = call.body
@@ -173,8 +190,7 @@ class CallRecord:
         self.stream = False
         self.pieces: list[bytes] = []
         self.marks: list[int] = []
-        self.response_bytes = 0
-        self.truncated = False
+        self.response_bytes, self.truncated = 0, False
         self.first_byte_ns: int | None = None
         self.status = "open"
         self.error: str | None = None
@@ -196,6 +212,8 @@ class CallRecord:
         """Called in the transaction of its span; None for nothing."""
         self.correct: UsageCorrector | None = None
         """Called in the transaction of its span with an answer that an earlier call has asked for; None for nothing."""
+        self.count_results: ResultCounter | None = None
+        """Called in the transaction of its span with what hosted agents have used; None for nothing."""
         self.pin: Callable[[Transaction, SpanEntry], None] | None = None
         """Like `settle`, also for an open span: writes pins of its rollout that the tape does not have yet."""
         self.follows = False
@@ -397,6 +415,8 @@ class CallRecord:
         entry.http_status, entry.stream = self.http_status, self.stream
         entry.upstream = None if self.pool is None else self.pool.name
         entry.model_served, entry.response_id, entry.finish = facts.model_served, facts.response_id, facts.finish
+        if facts.response_id is None and entry.status == "error" and self.pool is not None:
+            self._note_request_id(entry)
         # An answer of the gateway's own has used no tokens.
         refused = dialect.media and (self.http_status or 500) >= 400
         usage = entry.usage = None if self.pool is None or refused else facts.usage
@@ -417,6 +437,12 @@ class CallRecord:
         entry.settle, entry.request_bytes = self.settle, len(self.body)
         entry.response_bytes = self.response_bytes
 
+    def _note_request_id(self, entry: SpanEntry) -> None:
+        """Note the provider's id of a request whose answer has none: its own telemetry names that."""
+        named = (value for name, value in header_fields(self.response_head) if name.lower() == b"request-id")
+        if (value := next(named, None)) is not None:
+            entry.attributes = {**(entry.attributes or {}), REQUEST_ID: value.decode("latin-1")[:_LONGEST]}
+
     def _look_for_answer(self, entry: SpanEntry, request: bytes, response: MaskedBody, facts: Facts) -> None:
         """Note that its answer is still to be fetched, or that it has fetched another call's, or a batch's."""
         if self.pool is None or (entry.http_status or 500) >= 400:
@@ -429,12 +455,30 @@ class CallRecord:
         elif (name := deferred_answer_name(self.call.dialect, request, facts)) is not None:
             entry.deferred, entry.follow = name, partial(background_answers.record_deferred, correct=self.correct)
             entry.attributes = {**(entry.attributes or {}), BACKGROUND: name}
+        elif self.call.dialect.tells_sessions:
+            self._take_session(entry, response.plain)
         elif self.call.dialect.unknown:
             told = batch_told(self.request.method, self.call.path, response.plain)
             if told is not None:
                 entry.batch = next((one.name for one in told.batches if one.made), None)
                 entry.follow = partial(batches.record_batches, told=told)
         self.follows = entry.follow is not None
+
+    def _take_session(self, entry: SpanEntry, response: bytes) -> None:
+        """Note what its answer tells of a hosted agent's session."""
+        told = session_facts(self.call.dialect, self.call.path, response, self.stream, entry.end_ns or entry.start_ns)
+        if told is None:
+            return
+        home = entry.rollout, entry.attempt
+        if self.call.address.origin == "implicit":
+            home = session_rollout("session", told.session.partition("/")[2]), FIRST_ATTEMPT
+            if self.call.anonymous and not entry.sequence:
+                # It has made the session: the answer tells its rollout.
+                entry.rollout, entry.attempt = home
+        entry.attributes = {**(entry.attributes or {}), SESSION: told.session}
+        given = self.call.dialect.gives_work(self.request.method, self.call.path.partition("?")[0])
+        entry.batch = told.session if given else None
+        entry.follow = partial(hosted_sessions.record_events, told=told, home=home, count=self.count_results)
 
     def _count(self, entry: SpanEntry, request: bytes, response: bytes, brief: bytes, left_out: int) -> None:
         """Count or estimate the tokens that the provider did not report. `left_out`: bytes of the texts that `brief`

@@ -319,6 +319,8 @@ class HeadDecision:
     """The agent token or the named key that it shows."""
     baggage: str
     """Its `baggage` header."""
+    session: CallAddress | None = None
+    """The address by the hosted agent's session that its path names, for a call without another one."""
     noted: bool = False
     """True if it has a header that the span tells of."""
     own_site: bool = False

@@ -29,6 +29,7 @@ from penstock.gateway.wire.dialects.family import (
 )
 from penstock.gateway.wire.dialects.gemini import GeminiCountDialect, GeminiDialect, GeminiEmbeddingsDialect
 from penstock.gateway.wire.dialects.gemini_live import GeminiLiveDialect
+from penstock.gateway.wire.dialects.hosted import SessionDialect, SessionToolDialect, SessionTurnDialect
 from penstock.gateway.wire.dialects.interactions import RETRIEVAL, InteractionsDialect
 from penstock.gateway.wire.dialects.mcp import McpDialect
 from penstock.gateway.wire.dialects.media import ImagesDialect, SpeechDialect, TranscriptionDialect, VideosDialect
@@ -74,6 +75,12 @@ DIALECTS: tuple[Dialect, ...] = (
     ModelsDialect(),
     RetrievalDialect("retrieval", ResponsesDialect(), f"(?:/v1)?/responses/{ID}"),
     RetrievalDialect("interaction_retrieval", InteractionsDialect(), RETRIEVAL),
+    SessionDialect("managed", ANTHROPIC, "/sessions", "threads"),
+    SessionTurnDialect("managed_turn", ANTHROPIC),
+    SessionToolDialect("managed_tool", ANTHROPIC),
+    SessionDialect("agent", OPENAI, "/agents/sessions", "subagents"),
+    SessionTurnDialect("agent_turn", OPENAI),
+    SessionToolDialect("agent_tool", OPENAI),
     McpDialect(),
     RealtimeDialect(),
     GeminiLiveDialect(),

@@ -141,6 +141,10 @@ class Dialect(ABC):
     """True if `model` and `facts` need some fields of the body, which are then read once for both."""
     retrieves: bool = False
     """True if calls fetch answers to earlier ones (`Facts.answers`)."""
+    tells_sessions: bool = False
+    """True if calls are about sessions of hosted agents: answers tell what these have done (`dialects.hosted`)."""
+    hosted: bool = False
+    """True if a span is a turn of a hosted agent: the provider has the whole conversation, the span its newest part."""
     stateful: bool = False
     """True if a later request may name an answer in place of the conversation (`continuation_names`)."""
     conversation_field: str = ""
@@ -241,6 +245,18 @@ class Dialect(ABC):
     def read_server_message(message: bytes) -> ServerMessageFacts:
         """Read a server's message on a WebSocket."""
         return ServerMessageFacts(ServerMessageKind.OTHER)
+
+    def session_id(self, path: str) -> str | None:
+        """The id of the hosted agent's session that a path names (no query); None if it names none."""
+        return None
+
+    def gives_work(self, method: str, path: str) -> bool:
+        """True if a call may make a hosted agent work, which then uses tokens."""
+        return False
+
+    def tool_run(self, request: bytes, response: bytes, stream: bool) -> tuple[Any, Any, str | None]:
+        """(arguments, result, error message) of a run of a tool, as JSON values; None for each that is missing."""
+        return None, None, None
 
     def is_prewarm(self, request: bytes) -> bool:
         """True if a request wants no answer, and only has the provider read its beginning in advance."""

@@ -355,17 +355,6 @@ def answer_to(id: bytes, response: bytes, stream: bool) -> JsonRpcMessage | None
     return next((one for one in _said(response, stream) if one.kind == "answer" and one.id == id), None)
 
 
-def tool_run(request: bytes, response: bytes, stream: bool) -> tuple[Any, Any, str | None]:
-    """(arguments, result, error message) of a `tools/call`, as JSON values; None for each that is missing."""
-    sent = next((one for one in messages(request) if one.kind == "request"), None)
-    if sent is None:
-        return None, None, None
-    answered = answer_to(sent.id, response, stream)
-    told = obj(loads(answered.raw)) if answered is not None else {}
-    arguments = obj(obj(loads(sent.raw)).get("params")).get("arguments")
-    return arguments, told.get("result"), text(obj(told.get("error")).get("message"))
-
-
 # The messages of MCP as a dialect: the facts for an exchange's span, and the exchange as a turn.
 
 
@@ -391,6 +380,15 @@ class McpDialect(OpaqueDialect):
     def model(self, request: bytes, path: str = "", asked: RequestFields | None = None) -> str | None:
         """None: no model is called."""
         return None
+
+    def tool_run(self, request: bytes, response: bytes, stream: bool) -> tuple[Any, Any, str | None]:
+        sent = next((one for one in messages(request) if one.kind == "request"), None)
+        if sent is None:
+            return None, None, None
+        answered = answer_to(sent.id, response, stream)
+        told = obj(loads(answered.raw)) if answered is not None else {}
+        arguments = obj(obj(loads(sent.raw)).get("params")).get("arguments")
+        return arguments, told.get("result"), text(obj(told.get("error")).get("message"))
 
     def asks_stream(self, request: bytes, path: str) -> bool:
         """False: the server chooses how it answers."""

@@ -32,8 +32,8 @@ GENERATES = (
     "runs", "batches", "decisions", "rerank", "jobs", "client_secrets", "moderations", "async-invoke", "search",
 )  # fmt: skip
 UNREAD = (
-    "/v1/audio/voices", "/v1/realtime/calls", "/v1/batches", "/v1/agents/sessions",
-    "/v1/agents/sessions/s_1/events", "/v1/rerank", "/v1/responses/compact/x", "/v1/conversations/c/runs",
+    "/v1/audio/voices", "/v1/realtime/calls", "/v1/batches", "/v1/rerank", "/v1/responses/compact/x",
+    "/v1/conversations/c/runs",
     "/v1/realtime/client_secrets", "/v1/fine_tuning/jobs", "/v1/threads/t/runs", "/v1/messages/batches",
     "/v1/sessions/s/events", "/v1beta/interactions/i/more", "/v1beta/models/m:batchGenerateContent",
     "/openai/deployments/gpt/images/generations?api-version=2025-01-01",
@@ -55,6 +55,7 @@ FREE = (
     "POST /api/event_logging/batch", "POST /v1internal:loadCodeAssist", "POST /v1internal:onboardUser",
     "POST /v1internal:countTokens", "POST /v1internal:retrieveUserQuota", "POST /v1internal:recordCodeAssistMetrics",
     "POST /v1/moderations", "GET /v1beta/interactions/i", "GET /v1/conversations/c/items", "GET /v1/batches/b",
+    "POST /v1/agents", "POST /v1/agents/agent_1/archive", "POST /v1/environments/env_1/work/w/ack",
     "POST /v1/batches/b/cancel", "POST /v1beta/interactions/i/cancel", "OPTIONS /v1/x",
 )  # fmt: skip
 

@@ -35,6 +35,8 @@ ROUTES = {
     "messages": "POST /messages",
     "count_tokens": "POST /messages/count_tokens",
     "models": "GET /models, GET /models/gpt-x, GET /models/org/name",
+    "managed_sessions": "POST /sessions, GET /sessions/sesn_1/events, GET /sessions/sesn_1/threads/sthr_1/stream",
+    "agent_sessions": "POST /agents/sessions, GET /agents/sessions/as_1/subagents/sa_1/turns",
     "retrieval": "POST /responses/resp_1/cancel, GET /responses/resp_1",
     "opaque": "GET /models/a/b/c, GET /models/, POST /models, GET /chat/completions, POST /chat/completions/x, "
     "POST /chat/completions/, POST /x/chat/completions, DELETE /responses/resp_1, POST /responses/resp_1, "
@@ -56,7 +58,7 @@ def test_routes(base: str, name: str) -> None:
 
 def test_families_and_names() -> None:
     anthropic = {dialect.name for dialect in DIALECTS if dialect.family is ANTHROPIC}
-    assert anthropic == {"messages", "count_tokens"}
+    assert anthropic == {"messages", "count_tokens", "managed_sessions", "managed_turn", "managed_tool"}
     assert all(by_name(dialect.name) is dialect for dialect in DIALECTS)
     assert by_name("from the future").name == "opaque"
     assert find("POST", "").name == "opaque"
