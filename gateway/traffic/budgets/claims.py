@@ -36,6 +36,7 @@ from penstock.gateway.traffic.budgets.operations import MOST, BudgetClaim, Budge
 from penstock.gateway.traffic.calls.call_record import CallRecord
 from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.wire.dialects.base import Dialect
+from penstock.gateway.wire.dialects.clouds import cloud_path
 from penstock.gateway.wire.dialects.loose_json import (
     MOST_OBJECTS,
     RequestFields,
@@ -342,7 +343,7 @@ _FORMS = (
 )  # fmt: skip
 """Paths of calls that use nothing, below the version of an API."""
 _FREE: Final = re.compile(
-    rf"(?:/openai|/anthropic|/upload)?(?:/v[0-9][a-z0-9]*)?(?:{'|'.join(_FORMS)})"
+    rf"(?:/upload)?(?:/v[0-9][a-z0-9]*)?(?:{'|'.join(_FORMS)})"
     r"|/model/[^/]+/count-tokens"
     r"|/v1internal:(?:countTokens|onboardUser|retrieveUserQuota|[a-z]+CodeAssist[A-Za-z]*)"
     rf"|/api/(?:hello|oauth|event_logging|claude_code|claude_cli){_MANY}"
@@ -398,7 +399,9 @@ def is_read(dialect: Dialect, asked: RequestFields | None, body: bytes, packed: 
 @lru_cache(maxsize=8192)
 def is_free(method: str, path: str) -> bool:
     """True if a call of no known format uses nothing. Cached: paths repeat."""
-    return method in _ONLY_ASKS or _FREE.fullmatch(path) is not None
+    cloud = cloud_path(path)
+    own = path if cloud is None or cloud.model is not None else cloud.path
+    return method in _ONLY_ASKS or _FREE.fullmatch(own) is not None
 
 
 def unread_call(dialect: Dialect, method: str, path: str) -> UnreadCall:

@@ -52,6 +52,8 @@ FREE = (
     "POST /v1/conversations", "POST /v1/conversations/c/items", "POST /v1/oauth/token", "POST /api/oauth/x",
     "POST /v1/organizations/o/invites", "POST /v1/traces", "POST /v1/logs", "POST /v1/metrics", "HEAD /v1/x",
     "POST /api/event_logging/batch", "POST /v1internal:loadCodeAssist", "POST /v1internal:onboardUser",
+    "POST /openai/v1/files", "POST /openai/responses/input_tokens", "POST /anthropic/v1/files",
+    "POST /v1/projects/p/locations/l/workspaces/w/invoke/v1/messages/count_tokens",
     "GET /v1/batches/b", "POST /v1/batches/b/cancel", "POST /v1beta/interactions/i/cancel", "OPTIONS /v1/x",
 )  # fmt: skip
 
@@ -79,7 +81,7 @@ def test_what_uses_nothing_is_never_counted(call: str) -> None:
 
 
 @given(
-    st.lists(st.sampled_from([*GENERATES, "v1", "files", "health", "traces", "uploads", "x", "..", ""]), max_size=5),
+    st.lists(st.sampled_from([*GENERATES, "v1", "openai", "anthropic", "files", "health", "traces", "uploads", "x", "..", ""]), max_size=5),
     st.sampled_from(GENERATES), st.sampled_from(["/", ":"]), st.sampled_from(["POST", "PUT", "PATCH", "QUERY"]),
 )  # fmt: skip
 def test_nothing_that_ends_like_a_generation_is_free(before: list[str], last: str, mark: str, method: str) -> None:
