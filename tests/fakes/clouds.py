@@ -38,7 +38,7 @@ ROUTES: Final = (
     (_AZURE, r"/openai/(?P<op>responses)\?api-version=[^&]+"),
     (_AZURE, r"/openai/v1/(?P<op>chat/completions|embeddings|responses)"),
     (_AZURE, r"/models/(?P<op>chat/completions)\?api-version=[^&]+"),
-    (_AZURE, r"/anthropic/v1/(?P<op>messages(?:/count_tokens)?)"),
+    (_AZURE, r"/anthropic/v1/(?P<op>messages(?:/count_tokens)?)(?:\?beta=true)?"),
     (_GOOGLE, rf"{_P}/publishers/anthropic/models/(?P<op>count-tokens):rawPredict"),
     (_GOOGLE, rf"{_P}/publishers/anthropic/models/(?P<model>[^/:]+):(?P<op>raw|streamRaw)Predict"),
     (_GOOGLE, rf"{_P}/publishers/(?P<op>mistralai)/models/(?P<model>[^/:]+):(?:rawP|streamRawP)redict"),
