@@ -290,7 +290,7 @@ async def test_an_answer_in_the_background(tmp_path: Path, http: aiohttp.ClientS
         gateway = await stack.enter_async_context(locally(tmp_path, config))
         made = World(gateway, CloudHost(), Tape(gateway.url, http), stack)
         asked = await made.openai(below, KEY).responses.create(model="o3", input="Paris?", background=True)
-        found = await made.openai(below, KEY).responses.retrieve(asked.id)
+        found: Any = await made.openai(below, KEY).responses.retrieve(asked.id)
         assert (found.output_text, found.usage.output_tokens) == (SAID, 7900)
         asking, fetching = await made.tape.spans("r", 2)
         assert (asking.dialect, asking.usage.output_tokens, fetching.dialect) == ("responses", 7900, "retrieval")
