@@ -427,7 +427,9 @@ class PeerDispatch:
             self._dispatch.serve(client, request)
 
     def _admitted(self, request: HttpRequest, told: ForwardedCall) -> CallRequest:
-        dialect, wanted = by_name(told.dialect), None
+        dialect, wanted = find(request.method, told.path.partition("?")[0]), None
+        if dialect.name != told.dialect:
+            dialect = by_name(told.dialect)
         if told.host is not None and dialect.family is MCP:
             wanted: ConnectionPool | None = self._mcp.servers.find_direct(told.host, told.path)
         elif told.host is not None:

@@ -38,10 +38,10 @@ ROUTES: Final = (
     (_AZURE, r"/openai/(?P<op>responses)\?api-version=[^&]+"),
     (_AZURE, r"/openai/v1/(?P<op>chat/completions|embeddings|responses)"),
     (_AZURE, r"/models/(?P<op>chat/completions)\?api-version=[^&]+"),
-    (_AZURE, r"/anthropic/v1/(?P<op>messages(?:/count_tokens)?)"),
+    (_AZURE, r"/anthropic/v1/(?P<op>messages(?:/count_tokens)?)(?:\?beta=true)?"),
     (_GOOGLE, rf"{_P}/publishers/anthropic/models/(?P<op>count-tokens):rawPredict"),
     (_GOOGLE, rf"{_P}/publishers/anthropic/models/(?P<model>[^/:]+):(?P<op>raw|streamRaw)Predict"),
-    (_GOOGLE, rf"{_P}/publishers/mistralai/models/[^/:]+:(?P<op>mistral)?(?:rawP|streamRawP)redict"),
+    (_GOOGLE, rf"{_P}/publishers/(?P<op>mistralai)/models/(?P<model>[^/:]+):(?:rawP|streamRawP)redict"),
     (_GOOGLE, rf"{_P}/endpoints/(?:openapi|\d+)/(?P<op>chat/completions)"),
     (_GOOGLE, rf"{_P}/publishers/openai/v1/(?P<op>responses)"),
     (_GOOGLE, rf"{_P}/workspaces/w/invoke/v1/(?P<op>messages)"),
@@ -83,7 +83,7 @@ class CloudHost:
         if found is None or (KEY if cloud == _AZURE else TOKEN) not in keys:
             error = {"code": "404" if found is None else "401", "message": "Resource not found or wrong key"}
             return web.json_response({"error": error}, status=int(error["code"]))
-        op, asked = found["op"] or "chat/completions", json.loads(self.seen[-1].body)
+        op, asked = found["op"].replace("mistralai", "chat/completions"), json.loads(self.seen[-1].body)
         named = found.groupdict().get("model")
         assert not op.endswith("aw") or ("model" not in asked and asked["anthropic_version"]), "it takes no model"
         asked["model"] = f"{unquote(named or asked['model'])}-served"

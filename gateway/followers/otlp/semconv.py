@@ -55,6 +55,7 @@ DROPPED, TRUNCATED = "otel.dropped_attributes_count", "otel.truncated_attributes
 
 PROVIDERS = {
     ".openai.azure.com": "azure.ai.openai",
+    ".cognitiveservices.azure.com": "azure.ai.openai",
     ".services.ai.azure.com": "azure.ai.inference",
     ".amazonaws.com": "aws.bedrock",
     "aiplatform.googleapis.com": "gcp.vertex_ai",

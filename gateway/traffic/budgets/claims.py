@@ -37,6 +37,7 @@ from penstock.gateway.traffic.budgets.operations import MOST, BudgetClaim, Budge
 from penstock.gateway.traffic.calls.call_record import CallRecord
 from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.wire.dialects.base import Dialect
+from penstock.gateway.wire.dialects.clouds import cloud_path
 from penstock.gateway.wire.dialects.family import CHOICE, path_pattern
 from penstock.gateway.wire.dialects.loose_json import (
     MOST_OBJECTS,
@@ -346,7 +347,8 @@ class FreePath(NamedTuple):
     """A form of path below which POST requests use nothing."""
 
     form: str
-    """As in `family.OWNERS`, but that `[/v]` is one version of an API, or none, also below a provider's prefix."""
+    """As in `family.OWNERS`, but that `[/v]` is one version of an API, or none, also below `/upload`. Paths of clouds
+    are looked for without their prefixes (`clouds.cloud_path`)."""
     why: str
 
 
@@ -377,7 +379,7 @@ format that is read are not looked for here."""
 _SEGMENT: Final = r"(?!v[0-9]+(?:/|$))[A-Za-z0-9_~-][A-Za-z0-9._~-]*"
 """A segment of a path: an id or a name, but no version of an API, behind which anything may follow."""
 _WORDS: Final = CHOICE | {
-    "[/v]": r"(?:/openai|/anthropic|/upload)?(?:/v[0-9][a-z0-9]*)?",
+    "[/v]": r"(?:/upload)?(?:/v[0-9][a-z0-9]*)?",
     "/...": f"(?:/{_SEGMENT})*",
     "AGENT": r"agent_[A-Za-z0-9_-]+",
 }
@@ -436,7 +438,9 @@ def is_read(dialect: Dialect, asked: RequestFields | None, body: bytes, packed: 
 @lru_cache(maxsize=8192)
 def is_free(method: str, path: str) -> bool:
     """True if a call of no known format uses nothing. Cached: paths repeat."""
-    return method in _ONLY_ASKS or _FREE.fullmatch(path) is not None
+    cloud = cloud_path(path)
+    own = path if cloud is None or cloud.model is not None else cloud.path
+    return method in _ONLY_ASKS or _FREE.fullmatch(own) is not None
 
 
 def unread_call(dialect: Dialect, method: str, path: str) -> UnreadCall:

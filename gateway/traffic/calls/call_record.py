@@ -187,10 +187,10 @@ class CallRecord:
         self.response_head = b""
         self.trailers: Sequence[tuple[bytes, bytes]] = ()
         self.encoding: bytes | None = None
-        self.stream = False
+        self.stream = self.truncated = False
         self.pieces: list[bytes] = []
         self.marks: list[int] = []
-        self.response_bytes, self.truncated = 0, False
+        self.response_bytes = self._size = 0
         self.first_byte_ns: int | None = None
         self.status = "open"
         self.error: str | None = None
@@ -218,7 +218,6 @@ class CallRecord:
         """Like `settle`, also for an open span: writes pins of its rollout that the tape does not have yet."""
         self.follows = False
         """True if it concerns answers that are fetched by another call; set when it is recorded."""
-        self._size = 0
         self._limit, self._held, self._redactor = limit, held, redactor
         self._secrets = NO_SECRETS
         self._entry: SpanEntry | None = None

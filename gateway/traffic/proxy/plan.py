@@ -110,7 +110,7 @@ def _switched(
 
 
 def _rename(send: CallPlan, alias: str) -> None:
-    """Where the path names the model, have the alias written into it."""
+    """Have the alias written into the path, if the model stands there."""
     if send.call.dialect.renamed(send.call.path, alias) != send.call.path:
         send.aliases = {pool.name: alias for pool in send.pools}
 

@@ -14,7 +14,7 @@ from penstock.gateway.config import RouteSettings, UpstreamSettings
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.wire.dialects import candidate_families
 from penstock.gateway.wire.dialects.base import Dialect
-from penstock.gateway.wire.dialects.family import GATEWAY, OPENAI, Family
+from penstock.gateway.wire.dialects.family import AZURE, GATEWAY, OPENAI, Family
 from penstock.gateway.wire.http.headers import CREDENTIALS
 from penstock.gateway.wire.http.redaction import url as redact_url
 from penstock.gateway.wire.http.request import ClientFault, Headers
@@ -127,7 +127,7 @@ class RouteTable:
             if pool is None and (families or not self._own):
                 keys = [value for name in CREDENTIALS if (value := sent.get(name)) and b"pst_" not in value]
                 usual = next((self._first[it] for it in families or (OPENAI,) if it in self._first), None)
-                pool = None if keys and dialect.unknown else usual
+                pool = None if keys and (dialect.unknown or AZURE in families) else usual
         return pool or self.refuse(families, path)
 
     def refuse(self, families: tuple[Family, ...], path: str, route: RouteSettings | None = None) -> NoReturn:

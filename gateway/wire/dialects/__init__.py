@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from itertools import chain
 from typing import Final, TypeAlias
 
 from penstock.gateway.wire.dialects.base import Dialect
@@ -87,12 +88,12 @@ DIALECTS: tuple[Dialect, ...] = (
     SocketDialect(),
     OPAQUE,
 )
+_PUBLIC: Final = (OPENAI, ANTHROPIC, CHATGPT, GEMINI)
 FAMILIES: Final[dict[str, Family]] = {
     family.name: family
-    for families in (*((it.family,) for it in DIALECTS), *(row.families for row in OWNERS))
-    for family in families
+    for family in (*_PUBLIC, *(it.family for it in DIALECTS), *chain.from_iterable(row.families for row in OWNERS))
 }
-"""Families by name."""
+"""Families by name; those with a public endpoint first."""
 
 
 @lru_cache(maxsize=8192)

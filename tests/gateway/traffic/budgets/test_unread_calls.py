@@ -57,6 +57,8 @@ FREE = (
     "POST /v1/moderations", "GET /v1beta/interactions/i", "GET /v1/conversations/c/items", "GET /v1/batches/b",
     "POST /v1/agents", "POST /v1/agents/agent_1/archive", "POST /v1/environments/env_1/work/w/ack",
     "POST /v1/batches/b/cancel", "POST /v1beta/interactions/i/cancel", "OPTIONS /v1/x",
+    "POST /openai/v1/files", "POST /openai/responses/input_tokens", "POST /anthropic/v1/files",
+    "POST /v1/projects/p/locations/l/workspaces/w/invoke/v1/messages/count_tokens",
 )  # fmt: skip
 
 
@@ -89,7 +91,10 @@ def test_the_docs_show_the_table() -> None:
 
 
 @given(
-    st.lists(st.sampled_from([*GENERATES, "v1", "files", "health", "traces", "uploads", "x", "..", ""]), max_size=5),
+    st.lists(
+        st.sampled_from([*GENERATES, "v1", "openai", "anthropic", "files", "health", "traces", "uploads", "..", ""]),
+        max_size=5,
+    ),
     st.sampled_from(GENERATES), st.sampled_from(["/", ":"]), st.sampled_from(["POST", "PUT", "PATCH", "QUERY"]),
 )  # fmt: skip
 def test_nothing_that_ends_like_a_generation_is_free(before: list[str], last: str, mark: str, method: str) -> None:

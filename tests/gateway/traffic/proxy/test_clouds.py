@@ -20,8 +20,10 @@ from fakes.clouds import FORBIDDEN, KEY, TOKEN, CloudHost, cloud_host
 from fakes.experiment import prompt
 from fakes.local import Local, locally
 from fakes.process import upstream
+from fakes.responses_websocket import websocket_host
 from fakes.tape import Tape
 from openai.providers import vertex
+from websockets.asyncio.client import connect
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import RolloutSpec
@@ -71,6 +73,12 @@ class World(NamedTuple):
         url = f"{self.base}/v1"
         options: Any = {"access_token": TOKEN, "project_id": "p", "region": "global", "max_retries": 0}
         return self.kept(AsyncAnthropicVertex(base_url=url, **options))
+
+    async def post(self, path: str, **asked: Any) -> None:
+        """A call without a client."""
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        async with self.tape.http.post(self.base + path, json=asked, headers=headers) as answer:
+            assert answer.status == 200, await answer.text()
 
     async def read(self) -> tuple[Any, Any]:
         """The only span, and its turn."""
@@ -155,6 +163,10 @@ CALLS: dict[str, tuple[Callable[[World], Awaitable[Any]], str, str, str]] = {
     "Vertex' count": (
         lambda it: it.claude.messages.count_tokens(model="claude-x@1", messages=ASKED),
         "count_tokens", "claude-x@1", f"{PROJECT}/publishers/anthropic/models/count-tokens:rawPredict",
+    ),
+    "Vertex' Mistral": (
+        lambda it: it.post(f"{PROJECT}/publishers/mistralai/models/mistral-x:rawPredict", model="x", messages=ASKED),
+        "chat", "mistral-x", f"{PROJECT}/publishers/mistralai/models/mistral-x:rawPredict",
     ),
     "Vertex' OpenAI models": (
         lambda it: it.kept(openai.AsyncOpenAI(
@@ -278,10 +290,23 @@ async def test_an_answer_in_the_background(tmp_path: Path, http: aiohttp.ClientS
         gateway = await stack.enter_async_context(locally(tmp_path, config))
         made = World(gateway, CloudHost(), Tape(gateway.url, http), stack)
         asked = await made.openai(below, KEY).responses.create(model="o3", input="Paris?", background=True)
-        found = await made.openai(below, KEY).responses.retrieve(asked.id)
+        found: Any = await made.openai(below, KEY).responses.retrieve(asked.id)
         assert (found.output_text, found.usage.output_tokens) == (SAID, 7900)
         asking, fetching = await made.tape.spans("r", 2)
         assert (asking.dialect, asking.usage.output_tokens, fetching.dialect) == ("responses", 7900, "retrieval")
+
+
+async def test_responses_on_a_websocket(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    async with websocket_host() as host, locally(tmp_path, upstream("azure", host.url, "azure")) as gateway:
+        url = gateway.url.replace("http", "ws") + "/rollout/r/attempt/a1/openai/v1/responses"
+        async with connect(url, additional_headers={"api-key": KEY}, proxy=None) as connection:
+            await connection.send(json.dumps({"type": "response.create", "model": "prod", "input": "Paris?"}))
+            while json.loads(await connection.recv())["type"] != "response.completed":
+                pass
+        ((path, headers),) = host.opened
+        assert (path, headers["api-key"]) == ("/openai/v1/responses", KEY)
+        (span,) = await Tape(gateway.url, http).spans("r", 1)
+        assert (span.dialect, span.model, span.status) == ("responses", "prod", "ok")
 
 
 async def test_budgets_count_them(tmp_path: Path, http: aiohttp.ClientSession) -> None:

@@ -8,7 +8,7 @@ import json
 import random
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
@@ -410,6 +410,20 @@ def test_official_clients_reach_their_own_provider_or_are_told(world: World, nam
             ask()
         assert f'dialect = "{name}"' in str(caught.value)
         assert world.taken() == {}
+
+
+@pytest.mark.parametrize("configured", FAMILIES)
+@pytest.mark.parametrize("name", ["Authorization", "x-api-key"])
+def test_a_key_of_foundry_goes_to_no_public_endpoint(configured: str, name: str) -> None:
+    config = GatewayConfig.model_validate(
+        {"upstream": [{"name": "own", "base_url": "http://own.internal", "dialect": configured}]}
+    )
+    routes = RouteTable([], {one.name: ConnectionPool(one) for one in config.upstreams()}, {"own"})
+    headers = [(b"anthropic-version", b"anthropic-version", b"2023-06-01"),
+               (name.lower().encode(), name.encode(), b"of-nobody-else")]  # fmt: skip
+    path = "/anthropic/v1/messages"
+    with nullcontext() if configured in PATHS[path] else pytest.raises(ClientFault):
+        assert routes.choose("m", find("POST", path), path, headers).pools[0].name == "own"
 
 
 @pytest.mark.parametrize("key", ["sk-ant-api03-x", "eyJhbGciOi.x"])
