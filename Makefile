@@ -79,11 +79,12 @@ $(VERL)/.installed: pyproject.toml
 
 install-verl: $(VERL)/.installed ## Install the engine for several machines (verl, Ray) into .venv-verl (2 GB)
 
-# The library first, by its hash. The newest Anthropic SDK beside it; of OpenAI's litellm takes an older one.
+# The library first, by its hash. The newest Anthropic SDK beside it; of OpenAI's litellm takes an older one. boto3 is
+# a client that tests use.
 $(PROVIDERS)/.installed: pyproject.toml .ci/litellm.txt
 	$(PYTHON) -m venv $(PROVIDERS)
 	$(PROVIDERS)/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r .ci/litellm.txt
-	$(PROVIDERS)/bin/pip install --quiet --disable-pip-version-check -e '.[providers,samples,test]' 'anthropic>=2.11.0'
+	$(PROVIDERS)/bin/pip install --quiet --disable-pip-version-check -e '.[providers,clouds,samples,test]' 'anthropic>=2.11.0' 'boto3>=1.44.8'
 	@touch $@
 
 install-providers: $(PROVIDERS)/.installed ## Install what translates for agents of other formats into .venv-providers

@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 LOCKS = ROOT / "deploy" / "locks"
-EXTRAS = ("index", "lake", "masking", "mcp", "parquet", "plots", "providers", "samples", "tui")
+EXTRAS = ("clouds", "index", "lake", "masking", "mcp", "parquet", "plots", "providers", "samples", "tui")
 """Those that an image of the gateway or the sidecar may be given; all of them can be installed together."""
 APART = ("kubernetes",)
 """The same, but not beside `providers`: the two want different versions of one package."""

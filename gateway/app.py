@@ -147,7 +147,6 @@ class Gateway:
         self.bridge = Bridge(config.mcp.servers.items(), self._redactor.own, ends)
         self.mcp = McpContext(ServerRegistry(config, own, self.bridge), SessionTable())
         self._wanted = DirectHosts([*config.upstreams(), *self.mcp.servers.hosts], own)
-        self._cloud_auth = CloudAuthService([*self.pools.values(), *self._wanted.pools.values()], self._redactor)
         self._make_releases()
         self.audit = PolicyAudit(self.store, self.recorder, self.dispatcher, self.releases, self._now_ns)
         prices = config.prices or BUILTIN
@@ -245,7 +244,9 @@ class Gateway:
         self._leading = ServiceGroup(leading, patient=True)
         """Services that only one of the processes that write a tape may run."""
         self._beside = ServiceGroup({
-            "credentials of clouds": self._cloud_auth,
+            "credentials of clouds": CloudAuthService(
+                [*self.pools.values(), *self._wanted.pools.values()], self._redactor
+            ),
             "tool definitions": self.definitions,
             "prompt coverage": self.coverage,
             "results of batches": self.batches,

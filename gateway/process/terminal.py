@@ -52,6 +52,7 @@ WAYS_OUT: Final = {
     "upstream_protocol": "upstream {upstream} does not answer in HTTP/1.1: must its base_url be https://?",
     "upstream": "no upstream is for this model or path: add an [[upstream]], or a [[route]] for the model",
     "credential": "the agent's key is another provider's: give it a key of this one, or [[upstream]] a key_env",
+    "auth": "the gateway has no credentials for upstream {upstream}: penstock upstreams says why",
     "token": "the agent's API key is no token of this rollout: penstock token {rollout} makes one",
     "tape": "the tape cannot be written: the log says why",
     "budget": "a budget has no room left: penstock budgets",

@@ -146,12 +146,12 @@ class _RequestShape(msgspec.Struct):
     toolConfig: msgspec.Raw = msgspec.Raw()
 
 
-class _Content(msgspec.Struct):
+class _MessageContent(msgspec.Struct):
     content: Any = None
 
 
 _shape = lenient(_RequestShape)
-_content = lenient(_Content)
+_content = lenient(_MessageContent)
 _raw_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 

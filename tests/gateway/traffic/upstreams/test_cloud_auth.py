@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 from base64 import b64encode
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import anthropic
-import botocore.auth
-import botocore.session
 import pytest
 import pytest_asyncio
 from aiohttp import ClientSession
+from anthropic.lib.bedrock import AsyncAnthropicBedrock
+from anthropic.lib.vertex import AsyncAnthropicVertex
 from fakes.cloud_credentials import Clouds, clouds
 from fakes.event_stream import frame
 from fakes.local import Local, locally
@@ -33,6 +33,7 @@ from penstock.gateway.traffic.upstreams.cloud_auth import AwsAuth, AwsCredential
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.wire.http.redaction import Redactor
 
+Headers = Mapping[str, str]
 PATH = "/model/us.anthropic.claude-3-5-haiku-20241022-v1%3A0"
 REQUEST = b'{"messages": [{"role": "user", "content": [{"text": "h\xc3\xa9"}]}]}'
 ANSWER: dict[str, Any] = {
@@ -91,10 +92,10 @@ def account(cloud: Clouds, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> C
 
 
 async def ask(
-    gateway: Local, path: str = f"{PATH}/converse", body: bytes = REQUEST, rollout: str = "r1", **headers: str
+    gateway: Local, path: str = f"{PATH}/converse", body: bytes = REQUEST, rollout: str = "r1", headers: Headers = OWN
 ) -> tuple[int, str]:
     url = URL(f"{gateway.url}/rollout/{rollout}/attempt/a1{path}", encoded=True)
-    async with ClientSession() as session, session.post(url, data=BytesIO(body), headers=OWN | headers) as answer:
+    async with ClientSession() as session, session.post(url, data=BytesIO(body), headers=headers) as answer:
         return answer.status, await answer.text()
 
 
@@ -231,7 +232,7 @@ async def test_a_signature_is_made_when_the_request_is_written(
         asked = asyncio.ensure_future(ask(gateway))
         await until(lambda: gate.waiting == 1)
         later = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=90)
-        monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda *_: later.replace(tzinfo=None))
+        monkeypatch.setattr(import_module("botocore.auth"), "get_current_datetime", lambda: later.replace(tzinfo=None))
         gate.open()
         assert (await asked)[0] == 200
     assert role.signed[-1].time == later
@@ -251,8 +252,8 @@ async def test_google_s_token_is_sent_and_kept_fresh(account: Clouds, tmp_path: 
     account.answer = b'{"candidates": [{"content": {"parts": [{"text": "Hi."}]}, "finishReason": "STOP"}]}'
     account.lifetime_s = 200.0
     async with locally(tmp_path / "g", upstream("vertex", account.url, "vertex") + 'auth = "google"\n') as gateway:
-        assert (await ask(gateway, path, **{"x-goog-api-key": "AIzaSyOfTheAgent00"}))[0] == 200
-        assert (await ask(gateway, path, **{"x-goog-user-project": "billed"}))[0] == 200
+        assert (await ask(gateway, path, headers=OWN | {"x-goog-api-key": "AIzaSyOfTheAgent00"}))[0] == 200
+        assert (await ask(gateway, path, headers=OWN | {"x-goog-user-project": "billed"}))[0] == 200
         first, *_ = tokens = [seen.header("authorization") for seen in account.seen]
         assert first.startswith("Bearer ya29.token-number-")
         async with asyncio.timeout(60):
@@ -268,6 +269,26 @@ async def test_google_s_token_is_sent_and_kept_fresh(account: Clouds, tmp_path: 
         await when(lambda: failing(gateway, "vertex"), lambda it: it.startswith("auth: "))
         assert (await ask(gateway, path))[0] == 200, "the token before is still good"
     assert "ya29" not in gateway.log
+
+
+async def test_an_official_client_of_vertex_needs_no_token_of_its_own(account: Clouds, tmp_path: Path) -> None:
+    asked: dict[str, Any] = {
+        "model": "claude-opus-5-5",
+        "max_tokens": 9,
+        "messages": [{"role": "user", "content": "?"}],
+    }
+    account.answer = json.dumps(demo.message(asked, demo.DemoAnswer("Hello there."))).encode()
+    account.headers = {"Content-Type": "application/json"}
+    async with locally(tmp_path / "g", upstream("vertex", account.url, "vertex") + 'auth = "google"\n') as gateway:
+        where: dict[str, str] = {"project_id": "p", "region": "us-east5", "access_token": "ya29.none"}
+        async with AsyncAnthropicVertex(base_url=f"{gateway.address('r1')}/v1", **where) as client:
+            message: Any = await client.messages.create(**asked)
+    assert message.content[0].text == "Hello there."
+    assert account.seen[0].header("authorization") == f"Bearer {account.tokens[-1]}"
+    assert (
+        account.seen[0].path
+        == "/v1/projects/p/locations/us-east5/publishers/anthropic/models/claude-opus-5-5:rawPredict"
+    )
 
 
 async def test_without_google_s_credentials(cloud: Clouds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,12 +312,13 @@ async def test_an_official_client_needs_no_key_of_its_own(role: Clouds, tmp_path
         role.headers = {"Content-Type": "application/vnd.amazon.eventstream"}
     async with locally(tmp_path / "g", aws(role)) as gateway:
         address = gateway.address("r1")
-        async with anthropic.AsyncAnthropicBedrock(api_key="none", aws_region="eu-west-3", base_url=address) as client:
+        async with AsyncAnthropicBedrock(api_key="none", aws_region="eu-west-3", base_url=address) as client:
             if stream:
                 async with client.messages.stream(**asked) as answer:
                     assert await answer.get_final_text() == "Hello there."
             else:
-                assert (await client.messages.create(**asked)).content[0].to_dict()["text"] == "Hello there."
+                message: Any = await client.messages.create(**asked)
+                assert message.content[0].text == "Hello there."
         async with ClientSession() as session:
             tape = Tape(gateway.url, session)
             (span,) = await tape.spans("r1", 1)
@@ -322,7 +344,7 @@ HOSTS = {
 @pytest.mark.usefixtures("cloud")
 async def test_the_service_and_region_of_a_host(host: str) -> None:
     config = UpstreamSettings(name="u", base_url=f"https://{host}/v1", dialect="bedrock", auth="aws")
-    made = AwsAuth(config, AwsCredentials(botocore.session))
+    made = AwsAuth(config, AwsCredentials(import_module("botocore.session")))
     assert (made.service, made.region) == HOSTS[host]
 
 
