@@ -147,6 +147,7 @@ def _end(
     entry = _waiting(tape, call)
     if entry is None:
         return
+    answer = _resumed(entry, answer)
     facts, by = answer.facts, answer.by
     entry.status, entry.error = ("ok", None) if facts.failed is None else ("error", facts.failed)
     entry.end_ns = by.end_ns
@@ -163,6 +164,17 @@ def _end(
     tape.record(entry, 0)
     if correct is not None:
         correct(tape, entry, name)
+
+
+def _resumed(entry: SpanEntry, answer: _FetchedAnswer) -> _FetchedAnswer:
+    """The whole answer, where the fetched one is the rest of a stream whose beginning the call has got."""
+    dialect, body = by_name(entry.dialect), answer.body
+    if not answer.by.stream or body is None or entry.body is None:
+        return answer
+    whole = dialect.resumed(entry.body.response, body.response, answer.by.path)
+    if whole is None:
+        return answer
+    return _FetchedAnswer(dialect.facts(b"", whole, True), answer.by, replace(body, response=whole))
 
 
 def _with_answer(asked: StoredBody, came: StoredBody, entry: SpanEntry) -> StoredBody:

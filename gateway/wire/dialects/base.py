@@ -301,6 +301,11 @@ class Dialect(ABC):
         that of the conversation that the provider keeps; also names of compactions (`COMPACTED`). Must be cheap."""
         return []
 
+    def resumed(self, begun: bytes, rest: bytes, path: str) -> bytes | None:
+        """A whole stream, of its beginning and the rest that a call of this path has fetched. None where the second is
+        whole by itself, or does not follow the first."""
+        return None
+
     def server_tools(self, asked: Json) -> list[str]:
         """The kinds of a request's tools that the provider would run itself, instead of its client."""
         return []

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, product
+from itertools import chain, islice, product
 from typing import Any, ClassVar, Final
+from urllib.parse import parse_qs
 
 import msgspec
 
@@ -233,6 +234,15 @@ class InteractionsDialect(JsonPostDialect):
         told = [one for data in ends for it in [_named(data)] for one in (it, it.interaction) if one is not None]
         found = (label(it) for one in told for it in (one.id, one.continuation_token))
         return [*dict.fromkeys(filter(None, found))]
+
+    def resumed(self, begun: bytes, rest: bytes, path: str) -> bytes | None:
+        """Put the rest behind the event that the path names (`last_event_id`)."""
+        after = parse_qs(path.partition("?")[2]).get("last_event_id", [""])[-1]
+        ids = [text(event.get("event_id")) for event in chunks(begun, [])]
+        if after not in ids or any(event.get("event_type") == _CREATED for event in islice(chunks(rest, []), 1)):
+            return None
+        blank = b"\r\n\r\n" if b"\r\n\r\n" in begun else b"\n\n"
+        return begun[: begun.rfind(blank) + len(blank)] + rest
 
     def sampling(self, asked: Json) -> Json:
         """The generation's configuration, and all other fields of the request that are no content."""
