@@ -130,9 +130,10 @@ class MediaDialect(JsonPostDialect):
             answer, choices = ended[-1] if ended else _MediaHead(), len(ended)
             why = "stream_error" if any(map(is_error, events)) else None if ended else "ended_early"
         else:
-            answer = _reader.body(response) if _is_json(response) else _MediaHead()
+            answer, ended = _reader.body(response) if _is_json(response) else _MediaHead(), []
             why, choices = body_failure(answer), self.choice_count(answer, response)
-        usage = None if why in ("error_body", "stream_error") else self.used(request, msgspec.structs.asdict(answer))
+        told = msgspec.structs.asdict(answer) | ({"data": ended} if stream else {})
+        usage = None if why in ("error_body", "stream_error") else self.used(request, told)
         model, id = label(answer.model), label(answer.id)
         return Facts(self.model(request, asked=asked), model, id, None, usage, 0, 0 if why else choices, why)
 
@@ -386,9 +387,7 @@ class ImagesDialect(MediaDialect):
 
     def used(self, request: bytes, answer: Json) -> Usage | None:
         """Tokens, and the number of images."""
-        many = answer.get("data")
-        made = len(arr(many)) if many is not None else int(answer.get("type") in self.ends)
-        return media_usage(answer, {"images": made}, "image")
+        return media_usage(answer, {"images": len(arr(answer.get("data")))}, "image")
 
     def assemble(self, body: bytes, problems: list[str]) -> Json:
         """The images of the last events; those of the others are sketches of them."""
@@ -435,9 +434,9 @@ class VideosDialect(MediaDialect):
         return media_usage(answer, {"seconds": number(answer.get("seconds")) or 0.0})
 
     def assemble(self, body: bytes, problems: list[str]) -> Json:
-        """Note a problem: this API does not stream."""
+        """Note a problem: this API does not stream. An error is read."""
         problems.append("response: a stream, which no API of videos is known to send")
-        return {}
+        return next((it for it in chunks(body, problems) if it.get("error")), {})
 
     def choices(self, answer: Json) -> list[Choice]:
         known = {name: answer[name] for name in ("id", "status", "seconds", "size") if answer.get(name) is not None}
