@@ -16,10 +16,14 @@ from fakes.web_site import event_stream, everywhere, site
 SOUND = b"ID3\x04" + bytes(range(256)) * 40
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 4
 SAID = "The quick brown fox."
-HEARD = {"input_tokens": 120, "input_token_details": {"audio_tokens": 110, "text_tokens": 10}, "output_tokens": 7}
-HEARD |= {"total_tokens": 127, "type": "tokens"}
-DRAWN = {"input_tokens": 60, "input_tokens_details": {"image_tokens": 50, "text_tokens": 10}, "output_tokens": 200}
-DRAWN |= {"total_tokens": 260}
+HEARD = {
+    "type": "tokens", "input_tokens": 120, "input_token_details": {"audio_tokens": 110, "text_tokens": 10},
+    "output_tokens": 7, "total_tokens": 127,
+}  # fmt: skip
+DRAWN = {
+    "input_tokens": 60, "input_tokens_details": {"image_tokens": 50, "text_tokens": 10}, "output_tokens": 200,
+    "total_tokens": 260,
+}  # fmt: skip
 SPOKEN = {"input_tokens": 9, "output_tokens": 80, "total_tokens": 89}
 SRT = "1\n00:00:00,000 --> 00:00:01,500\nThe quick brown fox.\n"
 VECTOR = base64.b64encode(bytes(32)).decode()
@@ -41,11 +45,12 @@ class MediaHost:
             status, said, kind = self.failing
             return web.Response(status=status, body=said, content_type=kind)
         operation = request.path.removeprefix("/v1/")
+        asked: dict[str, Any] = {}
         if request.content_type == "multipart/form-data":
             found = re.findall(rb'name="(\w+)"\r\n\r\n([^\r\n]*)\r\n', body)
             asked = {name.decode(): value.decode() for name, value in found}
-        else:
-            asked = json.loads(body) if body else {}
+        elif body:
+            asked = json.loads(body)
         if str(asked.get("stream", "")).lower() == "true" or asked.get("stream_format") == "sse":
             return await self._stream(request, list(_events(operation, asked)))
         made = _answer(operation, asked)

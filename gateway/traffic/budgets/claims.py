@@ -100,7 +100,8 @@ def claims_of(
             amount = min(MOST, asked.prompt + asked.answer_tokens)
         elif prices:
             answer = min(MOST, asked.answer_tokens)
-            most = max(price.most(asked.prompt, answer, body, asked.units) for price in prices)
+            told = b"" if asked.units else body  # in sound nothing is a mark
+            most = max(price.most(asked.prompt, answer, told, asked.units) for price in prices)
             amount = min(MOST, nanodollars(most))
         elif budget.refuses_unknown:
             raise unpriced(budget, model)

@@ -57,6 +57,8 @@ _BEGIN: Final = 24
 """Characters of base64 that tell the type of media."""
 _JSON: Final = b"{"
 
+_VIDEO: Final = 20.0
+"""Seconds of a video whose request does not say how many, at most."""
 _THIN: Final = 2000
 """Bytes of a second of sound whose length is not known, at least: 16 kbit/s."""
 _PER_SECOND: Final = 10
@@ -130,9 +132,10 @@ class MediaDialect(JsonPostDialect):
             answer, choices = ended[-1] if ended else _MediaHead(), len(ended)
             why = "stream_error" if any(map(is_error, events)) else None if ended else "ended_early"
         else:
-            answer = _reader.body(response) if _is_json(response) else _MediaHead()
+            answer, ended = _reader.body(response) if _is_json(response) else _MediaHead(), []
             why, choices = body_failure(answer), self.choice_count(answer, response)
-        usage = None if why in ("error_body", "stream_error") else self.used(request, msgspec.structs.asdict(answer))
+        told = msgspec.structs.asdict(answer) | ({"data": ended} if stream else {})
+        usage = None if why in ("error_body", "stream_error") else self.used(request, told)
         model, id = label(answer.model), label(answer.id)
         return Facts(self.model(request, asked=asked), model, id, None, usage, 0, 0 if why else choices, why)
 
@@ -176,6 +179,18 @@ class MediaDialect(JsonPostDialect):
         ]
         before = [Message(role="system", parts=[Part(type="text", text=told)])] if told else []
         return [*before, *([Message(role="user", parts=parts)] if parts else [])]
+
+    def assemble(self, body: bytes, problems: list[str]) -> Json:
+        """The last event that ends the stream, which has the usage; in `data` all such events."""
+        events = list(chunks(body, problems))
+        ends = [it for it in events if it.get("type") in self.ends]
+        error = next((it for it in events if it.get("error")), None)
+        problems += [] if ends or error else ["response: the stream ended early"]
+        return self.content(events) | (ends[-1] if ends else {}) | {"data": ends} | (error or {})
+
+    def content(self, events: list[Json]) -> Json:
+        """What the events of a stream hold together."""
+        return {}
 
     @abstractmethod
     def most(self, request: bytes) -> Usage: ...
@@ -292,15 +307,9 @@ class TranscriptionDialect(MediaDialect):
             return super().answer(response, stream, problems)
         return {"text": response.decode("utf-8", "replace")} if response else {}
 
-    def assemble(self, body: bytes, problems: list[str]) -> Json:
-        """The last event has the whole text and the usage; without it the pieces count."""
-        events = list(chunks(body, problems))
-        end = next((it for it in reversed(events) if it.get("type") in self.ends), None)
-        if end is not None:
-            return end
-        error = next((it for it in events if it.get("error")), None)
-        problems += [] if error else ["response: the stream ended early"]
-        return {"text": joined(events, "delta"), **(error or {})}
+    def content(self, events: list[Json]) -> Json:
+        """The text so far; the last event has all of it."""
+        return {"text": joined(events, "delta")}
 
     def choices(self, answer: Json) -> list[Choice]:
         said = text(answer.get("text"))
@@ -343,21 +352,11 @@ class SpeechDialect(MediaDialect):
         made = _reference("response", hashed, len(response), media_type(response[:_BEGIN]))
         return {"sound": made} if response else {}
 
-    def assemble(self, body: bytes, problems: list[str]) -> Json:
-        size, made, answer = 0, Json(), Json()
-        ended = False
-        for event in chunks(body, problems):
-            piece = text(event.get("audio")) or ""
-            known = in_base64("response", piece, "") if piece else Json()
-            size += known.get("bytes", 0)
-            made = made or known
-            ended = ended or event.get("type") in self.ends
-            answer |= {name: event[name] for name in ("usage", "error") if event.get(name)}
-        problems += [] if ended or answer.get("error") else ["response: the stream ended early"]
-        kind = made.get("type")
-        return answer | (
-            {"sound": {"body": "response", "bytes": size} | ({"type": kind} if kind else {})} if size else {}
-        )
+    def content(self, events: list[Json]) -> Json:
+        pieces = [in_base64("response", piece, "") for event in events if (piece := text(event.get("audio")))]
+        if not pieces:
+            return {}
+        return {"sound": _reference("response", None, sum(it["bytes"] for it in pieces), pieces[0].get("type"))}
 
     def choices(self, answer: Json) -> list[Choice]:
         made = answer.get("sound")
@@ -386,17 +385,7 @@ class ImagesDialect(MediaDialect):
 
     def used(self, request: bytes, answer: Json) -> Usage | None:
         """Tokens, and the number of images."""
-        many = answer.get("data")
-        made = len(arr(many)) if many is not None else int(answer.get("type") in self.ends)
-        return media_usage(answer, {"images": made}, "image")
-
-    def assemble(self, body: bytes, problems: list[str]) -> Json:
-        """The images of the last events; those of the others are sketches of them."""
-        events = list(chunks(body, problems))
-        ends = [it for it in events if it.get("type") in self.ends]
-        error = next((it for it in events if it.get("error")), None)
-        problems += [] if ends or error else ["response: the stream ended early"]
-        return {"data": ends, **({"usage": ends[-1].get("usage")} if ends else {}), **(error or {})}
+        return media_usage(answer, {"images": len(arr(answer.get("data")))}, "image")
 
     def choices(self, answer: Json) -> list[Choice]:
         return [Choice(index=at, message=self._image(it, at)) for at, it in enumerate(objs(answer.get("data")))]
@@ -410,10 +399,9 @@ class ImagesDialect(MediaDialect):
     def most(self, request: bytes) -> Usage:
         """As many images as are asked for, and tokens of these, of the given images, and of the text."""
         asked = request_fields(request, [])
-        given = [it for name in ("image", "images", "mask") for it in _given(asked, name)]
-        held = sum(int(it.get("bytes", 0)) for it in given if "at" in it)
-        images = max(1, int(number(asked.get("n")) or 1))
-        prompt = min(len(request) - held, _LONGEST) + _IMAGE * len(given)
+        given = sum(1 for name in ("image", "images", "mask") for _ in _given(asked, name))
+        images = max(1, ceil(number(asked.get("n")) or 1))
+        prompt = len((text(asked.get("prompt")) or "").encode("utf-8", "replace")) + _IMAGE * given
         return Usage(input_tokens=prompt, output_tokens=_IMAGE * images, billed={"images": images})
 
 
@@ -434,19 +422,10 @@ class VideosDialect(MediaDialect):
         """The seconds of the video that will be made."""
         return media_usage(answer, {"seconds": number(answer.get("seconds")) or 0.0})
 
-    def assemble(self, body: bytes, problems: list[str]) -> Json:
-        """Note a problem: this API does not stream."""
-        problems.append("response: a stream, which no API of videos is known to send")
-        return {}
-
     def choices(self, answer: Json) -> list[Choice]:
         known = {name: answer[name] for name in ("id", "status", "seconds", "size") if answer.get(name) is not None}
         return [Choice(message=Message(role="assistant", parts=[Part(type="media", data=known)]))] if known else []
 
     def most(self, request: bytes) -> Usage:
-        seconds = number(request_fields(request, []).get("seconds")) or _VIDEO_SECONDS
+        seconds = number(request_fields(request, []).get("seconds")) or _VIDEO
         return Usage(input_tokens=0, output_tokens=0, billed={"seconds": seconds})
-
-
-_VIDEO_SECONDS: Final = 20.0
-"""Seconds of a video whose request does not say how many, at most."""

@@ -147,7 +147,7 @@ class HttpRequest:
     def body(self) -> bytes:
         """The payload without transfer framing. It is stored once, however often it is read."""
         if self._gathered:
-            self._pieces = [bytes(self._gathered), *self._pieces]
+            self._pieces = [b"".join((self._gathered, *self._pieces))]
             self._gathered = None
         if len(self._pieces) != 1:
             self._pieces = [b"".join(self._pieces)]
