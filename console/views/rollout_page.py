@@ -184,7 +184,7 @@ class _RolloutPage:
         asked = self._record.asked.get(attempt.id, RequestedToolRuns())
         yield "<h3>When each ran</h3>" + _waterfall(place, spans, asked.callers)
         yield "<h3>What was said</h3>"
-        conversations, offered = ConversationPrefixes(), list[str]()
+        conversations, offered, inferred = ConversationPrefixes(), list[str](), asked.inferred
         read = {d.span.sequence: d for d in self._record.details if d.span.attempt == attempt.id}
         for span in spans:
             turn = read[span.sequence].turn
@@ -196,7 +196,8 @@ class _RolloutPage:
                 if span.kind == "llm":
                     conversations.add(turn)
                     offered = names
-            yield self._call(f"s{place}-{span.sequence}", span, turn, said)
+            mark = "sub-agent, inferred: " if span.sequence in inferred else ""
+            yield self._call(f"s{place}-{span.sequence}", span, turn, said, mark)
         for asker, run in asked.elsewhere:
             where = f"#{asker} had it run in {run.span.rollout}/{run.span.attempt}: "
             said = [] if run.turn is None else [*self._turn(run.span, run.turn, 0, [])]

@@ -159,18 +159,17 @@ class RolloutTree:
         """The lines of a place, with the messages that its calls added to the conversation. `details`: its spans in
         full, by sequence; `last`: whether it is the last place of its attempt."""
         nodes: dict[int, Tree] = {}
-        inferred = self._asked.get(place.attempt.id, RequestedToolRuns()).inferred
+        asked = self._asked.get(place.attempt.id, RequestedToolRuns())
+        inferred = asked.inferred
         for span, parent in place.spans:
             line = Line(*span_facts(span), INFERRED if span.sequence in inferred else "")
-            nodes[span.sequence] = Tree(line) if parent is None else nodes[parent].add(line)
-        for sequence, run in self._asked.get(place.attempt.id, RequestedToolRuns()).elsewhere:
-            if (node := nodes.get(sequence)) is not None:
+            node = nodes[span.sequence] = Tree(line) if parent is None else nodes[parent].add(line)
+            self._add_said(node, details[span.sequence])
+            for run in (run for sequence, run in asked.elsewhere if sequence == span.sequence):
                 where = Text(clean(f"{run.span.rollout}/{run.span.attempt}"), style="dim")
                 below = node.add(Line(where, *span_facts(run.span)))
                 if run.turn is not None:
                     _add_turn(below, run.turn, 0, [], BRIEF)
-        for span, _ in place.spans:
-            self._add_said(nodes[span.sequence], details[span.sequence])
         above = place.attempt is self._rollout.attempts[-1]
         yield _TreeNode(_TreeNode(nodes[place.spans[0][0].sequence], last and not place.left), above, inside=True)
         if place.left:

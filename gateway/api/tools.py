@@ -417,7 +417,7 @@ def _tried(tape: TapeSource, policy: ToolPolicy, span: Span, rollout: RolloutSum
     exchange, server = unless_damaged(partial(tape.exchange, span)), span.upstream or ""
     if exchange is None:
         return None
-    tool, said = backtest_call(policy, server, rollout.mode, plain_bodies(exchange)[0])
+    tool, said = backtest_call(policy, server, rollout.mode, plain_bodies(exchange)[0], span.agent)
     place = {"rollout": span.rollout, "attempt": span.attempt, "span": span.sequence}
     return BacktestCall.model_validate({**place, **said, "server": server, "tool": tool, "reward": rollout.reward})
 

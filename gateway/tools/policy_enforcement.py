@@ -142,6 +142,7 @@ class PolicyMiddleware:
 
     def _judge(self, asking: McpRequest, body: bytes, server: str, mode: Mode) -> list[MessageDecision]:
         """The decision on each message."""
+        agent = asking.address.agent
         try:
             _check_form(asking.request)
             value = strict(body)
@@ -154,11 +155,12 @@ class PolicyMiddleware:
                 _check_headers(asking.request, one, call)
                 if call is not None and sent.method != CALL:
                     raise UnreadableCall("it can be read in two ways")
-                decision = ALLOWED if call is None else _whole(call, self._policy.decide(server, mode, call))
+                decision = ALLOWED if call is None else _whole(call, self._policy.decide(server, mode, call, agent))
                 made.append(MessageDecision(sent.id, one, call, decision))
             return made
         except UnreadableCall as unreadable:
-            return [MessageDecision(b"", None, None, self._policy.decide_unreadable(server, mode, str(unreadable)))]
+            found = self._policy.decide_unreadable(server, mode, str(unreadable), agent)
+            return [MessageDecision(b"", None, None, found)]
 
     def _act(self, asking: McpRequest, send: CallPlan, judged: list[MessageDecision]) -> asyncio.Future[None] | None:
         """Carries out the decisions. Returns a future if kernels or a person must be asked; raises `Refusal`."""

@@ -111,6 +111,10 @@ def test_what_agents_inherit() -> None:
     assert (made["NODE_EXTRA_CA_CERTS"], made["CURL_CA_BUNDLE"]) == ("/ca.pem", "/other.pem")
     assert made["NO_PROXY"] == made["no_proxy"] == "internal,gateway"
     assert made["OTEL_EXPORTER_OTLP_HEADERS"] == "authorization=Bearer%20pst"
+    hint = "CLAUDE_CODE_GATEWAY_HINT_HEADERS"
+    assert made[hint] == "1"
+    assert environment({hint: "0"}, variables(claim(), URL), None)[hint] == "0"
+    assert environment({hint: "0"}, {**variables(claim(), URL), hint: "1"}, None)[hint] == "1", "as --env sets it"
 
 
 def test_large_tasks_go_into_a_file() -> None:

@@ -200,14 +200,13 @@ def _waits(ask: ToolRequest, now_ns: int) -> bool:
 
 
 def _telling(one: _Conversation, asks: Sequence[ToolRequest]) -> list[ToolRequest]:
-    """The tool calls with a text that the conversation begins with."""
-    prompt = one.prompt
-    return [ask for ask in asks if any(_tells(text, prompt) for text in _texts(ask.value))]
-
-
-def _tells(text: str, prompt: Iterable[str]) -> bool:
-    text = text.strip()
-    return any(text == said.strip() or (len(text) >= TELLING and text in said) for said in prompt) if text else False
+    """The tool calls with a text that the conversation begins with: the whole of a message, else a part of one."""
+    prompt = [text.strip() for text in one.prompt]
+    given = [(ask, {text.strip() for text in _texts(ask.value)} - {""}) for ask in asks]
+    whole = [ask for ask, texts in given if not texts.isdisjoint(prompt)]
+    return whole or [
+        ask for ask, texts in given if any(len(text) >= TELLING and text in said for text in texts for said in prompt)
+    ]
 
 
 def _texts(value: Any) -> Iterator[str]:

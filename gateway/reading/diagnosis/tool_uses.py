@@ -30,15 +30,15 @@ MOST_SPANS = 2_000
 _INSIDE = "the answer asked for it, and a later request carried the result"
 
 
-RuleLookup = Callable[[str, str], str | None]
-"""Returns the rule that applies to a tool inside the agent, by its name and its arguments as generated; None without
-one."""
+RuleLookup = Callable[[str, str, str], str | None]
+"""Returns the rule that applies to a tool inside the agent, by its name, its arguments as generated, and the agent's
+name, empty for the main agent; None without one."""
 
 
 def tools_used(
     spans: Iterable[Span],
     exchange_of: Callable[[Span], Exchange | None],
-    rule_of: RuleLookup = lambda tool, arguments: None,
+    rule_of: RuleLookup = lambda tool, arguments, agent: None,
 ) -> ToolList:
     """The tools that an attempt used, in order of time. `spans`: all spans of the attempt, in order."""
     calls: list[ModelCall] = []
@@ -61,7 +61,12 @@ def tools_used(
     took = _measured(calls, asks)
     links = join(asks, [run for _, run in runs.values()])
     on_servers = [_on_server(link, *runs[link.run], ids, took) for link in links]
-    inside = [_inside(one, ids, rule_of(one.name, one.arguments), took) for one in implied_runs(asks, links)]
+    # An agent without a name is the main one here, and no other.
+    agents = {call.sequence: call.agent or "" for call in calls}
+    inside = [
+        _inside(one, ids, rule_of(one.name, one.arguments, agents[one.asked[0].sequence]), took)
+        for one in implied_runs(asks, links)
+    ]
     return ToolList(
         tools=sorted([*on_servers, *inside], key=lambda use: (use.start_ns, use.span or 0)),
         unanswered=list(_unanswered(asks, on_servers, calls)),

@@ -60,15 +60,20 @@ ALLOWED: Final = Decision("allow")
 
 
 class _RuleMatcher:
-    __slots__ = ("annotations", "conditions", "modes", "restricts", "rule", "server", "tool")
+    __slots__ = ("agent", "annotations", "conditions", "modes", "restricts", "rule", "server", "tool")
 
     def __init__(self, rule: PolicyRule) -> None:
         self.rule = rule
         self.server, self.tool = _matcher(rule.server), _matcher(rule.tool)
+        self.agent = _matcher(rule.agent) if rule.agent else None
         self.modes = frozenset(rule.mode)
         self.conditions: list[ConditionTest] = [compile_condition(one) for one in rule.argument]
         self.annotations = dict(rule.annotations)
         self.restricts = rule.verdict not in ("allow", "dry")
+
+    def is_for(self, agent: str | None) -> bool:
+        """True if the rule is about calls of this agent. One that is not named may be any."""
+        return self.agent is None or (self.restricts if agent is None else self.agent(agent) is not None)
 
     def fits(self, hints: Hints | None) -> bool:
         """True if the known annotations of a tool satisfy the rule."""
@@ -125,11 +130,14 @@ class ToolPolicy:
         redactions = (one for one in self._compiled if one.rule.redact is not None and one.rule.redact.results)
         return any(one.server(server) for one in redactions)
 
-    def decide(self, server: str, mode: Mode, call: ToolCall) -> Decision:
-        """Decide on a call of a tool of this server, in a rollout of this mode."""
+    def decide(self, server: str, mode: Mode, call: ToolCall, agent: str | None = None) -> Decision:
+        """Decide on a call of a tool of this server, in a rollout of this mode. `agent`: the name of the agent that
+        calls it; None if nobody says."""
         dry: tuple[str, ...] = ()
         arguments = CallArguments(call.arguments)
         for one in self._of_tool(server, mode, call.tool):
+            if one.agent is not None and not one.is_for(agent):
+                continue
             if one.annotations and not one.fits(self._hints_of(server, call.tool)):
                 continue
             met, problem = _met(one.conditions, arguments) if one.conditions else (True, None)
@@ -143,19 +151,19 @@ class ToolPolicy:
                 return Decision("deny", one.rule, problem, dry)
         return Decision("allow", dry=dry) if dry else ALLOWED
 
-    def violated_rule(self, mode: Mode, tool: str, arguments: str) -> str | None:
+    def violated_rule(self, mode: Mode, tool: str, arguments: str, agent: str | None = None) -> str | None:
         """The name of the rule that would not simply allow a tool that has run inside the agent, where nobody can stop
         it; None if none. Only rules about any server count. `arguments`: as the model has written them."""
         try:
             call = ToolCall(tool, strict(arguments.encode() or b"{}"), {})
-            found = self.decide("", mode, call)
+            found = self.decide("", mode, call, agent)
         except (UnreadableCall, UnicodeEncodeError):
-            found = self.decide_unreadable("", mode, "its arguments cannot be read")
+            found = self.decide_unreadable("", mode, "its arguments cannot be read", agent)
         return found.rule.name if found.rule is not None and found.verdict != "allow" else None
 
-    def decide_unreadable(self, server: str, mode: Mode, problem: str) -> Decision:
+    def decide_unreadable(self, server: str, mode: Mode, problem: str, agent: str | None = None) -> Decision:
         """Decide on a message that cannot be read: it may be a call of any tool of its server."""
-        concerned = self._of_server(server, mode)
+        concerned = [one for one in self._of_server(server, mode) if one.is_for(agent)]
         rule = next((one.rule for one in concerned if one.restricts), None)
         dry = tuple(one.rule.name for one in concerned if one.rule.verdict == "dry")
         return Decision("allow", dry=dry) if rule is None else Decision("deny", rule, problem, dry)

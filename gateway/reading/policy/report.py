@@ -72,15 +72,17 @@ class BacktestPage(Noun):
     """Spans that were looked at."""
 
 
-def backtest_call(policy: ToolPolicy, server: str, mode: Mode, request: bytes) -> tuple[str, dict[str, object]]:
+def backtest_call(
+    policy: ToolPolicy, server: str, mode: Mode, request: bytes, agent: str | None = None
+) -> tuple[str, dict[str, object]]:
     """(the tool, the fields of `BacktestCall` for the decision) for a recorded request. Of several calls in one body,
     the first that is not simply allowed counts."""
     try:
         calls = [one for one in tool_calls(request) if one is not None]
-        made = [(one.tool, policy.decide(server, mode, one)) for one in calls]
+        made = [(one.tool, policy.decide(server, mode, one, agent)) for one in calls]
         tool, found = next((one for one in made if one[1].verdict != "allow"), made[0] if made else ("", ALLOWED))
     except UnreadableCall as unreadable:
-        tool, found = "", policy.decide_unreadable(server, mode, str(unreadable))
+        tool, found = "", policy.decide_unreadable(server, mode, str(unreadable), agent)
     name = None if found.rule is None else found.rule.name
     return tool, {"verdict": found.verdict, "rule": name, "dry": list(found.dry), "problem": found.problem}
 

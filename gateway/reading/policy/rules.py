@@ -105,6 +105,8 @@ class PolicyRule(Section):
     """Annotations that the server listed for the tool."""
     mode: list[Mode] = Field(default=[])
     """Modes of the rollout; all by default."""
+    agent: list[str] = Field(default=[])
+    """Names or patterns of agents; all by default. A call without an agent's name fits only a rule that restricts."""
     verdict: Verdict
     """What happens to the call."""
     message: str | None = Field(default=None, max_length=1000)
@@ -118,7 +120,7 @@ class PolicyRule(Section):
     hard: bool = False
     """Whether a violation on a release's candidate rolls it back at once."""
 
-    @field_validator("server", "tool", "mode", mode="before")
+    @field_validator("server", "tool", "mode", "agent", mode="before")
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value

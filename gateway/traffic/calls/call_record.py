@@ -219,11 +219,10 @@ class CallRecord:
         self.follows = False
         """True if it concerns answers that are fetched by another call; set when it is recorded."""
         self._limit, self._held, self._redactor = limit, held, redactor
-        self._secrets = NO_SECRETS
+        self._secrets, self._agent_facts = NO_SECRETS, NOTHING
         self._entry: SpanEntry | None = None
         self._encodings: tuple[bytes, ...] = ()
         """The content encodings that the client has named."""
-        self._agent_facts: Mapping[str, Any] = NOTHING
 
     @property
     def changed(self) -> bool:

@@ -116,5 +116,5 @@ def test_the_machines_network_is_for_a_gateway_on_it(gateway: str, host: bool) -
     settings = RunnerSettings(gateway=gateway, name="w", agents=agents)
     made = local.container_command("docker", settings, CLAIM, launch_plan(CLAIM, gateway, agents, Path("/tmp/f")), {})
     assert ("--network=host" in made.argv) == host
-    assert "--workdir=/app" in made.argv
+    assert {"--workdir=/app", "--env=CLAUDE_CODE_GATEWAY_HINT_HEADERS"} <= {*made.argv}
     assert made.after == ("docker", "rm", "--force", local.container("w", CLAIM))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from datetime import date
 from typing import Any
@@ -19,6 +20,7 @@ from penstock.console.views.breakdown import breakdown
 from penstock.console.views.rollout_page import RolloutRecord, rollout_page
 from penstock.gateway.api.pagination import RolloutCosts, summary
 from penstock.gateway.api.rollouts import detail_of
+from penstock.gateway.api.tools import read_tools
 from penstock.gateway.model.answers import (
     Breakdown,
     BreakdownRow,
@@ -30,7 +32,7 @@ from penstock.gateway.model.answers import (
     Stats,
 )
 from penstock.gateway.model.base import SpanKind
-from penstock.gateway.model.facts import TRIES
+from penstock.gateway.model.facts import AGENT_ID, COMPACTION, TOOL_DURATIONS, TRIES
 from penstock.gateway.model.prices import Prices
 from penstock.gateway.model.queue import EnqueueResult, QueueStatus, RewardAnswer
 from penstock.gateway.model.rollout import (
@@ -47,6 +49,7 @@ from penstock.gateway.model.rollout import (
 )
 from penstock.gateway.model.span import Span, Usage
 from penstock.gateway.model.turn import Choice, Message, Part, Turn
+from penstock.tui.screens.rollout import build_tree, cells
 
 NOW = T0 + 7200 * 10**9
 TOOL: dict[str, Any] = {
@@ -225,6 +228,45 @@ def test_spans() -> None:
 
 def test_a_rollout_is_told_once() -> None:
     check_golden("rollout", rollout_tree.rollout_tree(*details(weather_tape())))
+
+
+def agents_tape(named: bool) -> MemoryTape:
+    """A call starts a sub-agent, whose tools the agent has measured, and then compacts its conversation. `named`: the
+    sub-agent has an id."""
+    tape = MemoryTape()
+    task, part = {"role": "user", "content": "Mend it."}, {"role": "user", "content": "Look for the fault."}
+    start, look = asking("s1", "Agent", "Look for the fault."), asking("t1", "Bash", "make test")
+    found = {"role": "tool", "tool_call_id": "t1", "content": "1 failed"}
+    told = {"role": "tool", "tool_call_id": "s1", "content": "It is in a.py."}
+    about = {AGENT_ID: "a5b368de2e9038589"} if named else {}
+    took, ends = {TOOL_DURATIONS: ["Bash=271", "Read=4"]}, {COMPACTION: "auto", TOOL_DURATIONS: ["Agent=900"]}
+    agent = "Explore" if named else None
+    tape.add(call(1, tool_calls=1, request_bytes=90), chat_exchange([task], start))
+    tape.add(
+        call(2, agent=agent, attributes=about, tool_calls=1, request_bytes=50, ms=200), chat_exchange([part], look)
+    )
+    said = chat_exchange([part, {"role": "assistant", **look}, found], {"content": "It is in a.py."})
+    tape.add(call(3, agent=agent, attributes={**about, **took}, request_bytes=70, ms=200), said)
+    mended = chat_exchange([task, {"role": "assistant", **start}, told], {"content": "It is mended."})
+    tape.add(call(4, attributes=ends, request_bytes=120), mended)
+    return tape
+
+
+def asking(id: str, tool: str, arguments: str) -> dict[str, Any]:
+    """An answer that asks for a tool."""
+    function = {"name": tool, "arguments": json.dumps({"text": arguments})}
+    return {"content": None, "tool_calls": [{"id": id, "type": "function", "function": function}]}
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_sub_agent_is_shown_below_the_call_that_started_it(named: bool) -> None:
+    tape = agents_tape(named)
+    rollout, shown = details(tape)
+    found = read_tools(tape, rollout, "a1", lambda *_: None)
+    tree = rollout_tree.rollout_tree(rollout, shown, {"a1": rollout_tree.RequestedToolRuns(agents=found.agents)})
+    data = build_tree(rollout, [*tape.spans("r1")], {"a1": found})
+    lines = Group(*(cells(row)[0] for row in data.rows.values()))
+    check_golden(f"sub-agent-{'named' if named else 'inferred'}", Group(tree, rollouts.tools(found.tools), lines))
 
 
 def test_sums_without_a_value_have_a_name_and_rewards_three_digits() -> None:

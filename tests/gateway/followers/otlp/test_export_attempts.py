@@ -22,6 +22,7 @@ from penstock.gateway.followers.otlp.selection import SpanSelector
 from penstock.gateway.followers.otlp.span_export import root_id
 from penstock.gateway.model import span as span_model
 from penstock.gateway.model.answers import Change
+from penstock.gateway.model.facts import AGENT_ID
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.queue import ClaimRequest, FinishRequest, RolloutSpec
 from penstock.gateway.model.rollout import Attempt, Judgement
@@ -270,6 +271,29 @@ def test_an_attempt_that_came_alive_again_goes_on_where_it_was() -> None:
     assert recorded(11, second) == [2]
     tape.attempt = again
     assert moved(12, again) == [again]
+
+
+@pytest.mark.parametrize("worker", ["w1", None])
+def test_calls_of_a_sub_agent_stand_below_the_call_that_started_it(worker: str | None) -> None:
+    """In the trace of an attempt, and in one that is sent call by call."""
+
+    def made(number: int, start: int, tools: int = 0, agent: str | None = None) -> span_model.Span:
+        about = {AGENT_ID: agent} if agent else None
+        named = {"rollout": "q1", "attempt": "a1", "sequence": number, "span_id": f"{number:016x}", "attributes": about}
+        return span_model.Span(**named, start_ns=T0 + start, end_ns=T0 + start + 5, tool_calls=tools)
+
+    spans = [made(1, 0, tools=2), made(2, 10, agent="a"), made(3, 11, tools=1, agent="b"), made(4, 30, agent="a")]
+    attempt = Attempt(rollout="q1", id="a1", worker=worker, ended_ns=T0 + 99)
+    chosen = SpanSelector(cast(Any, Remade(attempt, spans)), 10.0, Clock())
+    changes = [Change(cursor=at, kind="span", span=span) for at, span in enumerate(spans, 1)]
+    chosen.refresh(changes, False)
+    if worker is not None:
+        changes = [Change(cursor=9, kind="attempt", attempt=attempt)]
+    places = [one for change in changes for one in chosen.select(change) if not isinstance(one, Attempt)]
+    root = root_id("q1", "a1") if worker else None
+    first = f"{1:016x}"
+    assert [place.parent for _, place in places] == [root, first, first, first]
+    assert [place.inferred for _, place in places] == [False, True, True, True]
 
 
 # --- outside of the queue ---

@@ -29,7 +29,15 @@ from penstock.gateway.reading.policy.policy import (
     tool_calls,
 )
 from penstock.gateway.reading.policy.questions import PolicyAnswer, Question, QuestionEnd, QuestionQueue
-from penstock.gateway.reading.policy.rules import Condition, PolicyRule, Redaction, UnreadableCall, change_at, values_at
+from penstock.gateway.reading.policy.rules import (
+    Condition,
+    PolicyRule,
+    Redaction,
+    UnreadableCall,
+    Verdict,
+    change_at,
+    values_at,
+)
 from penstock.gateway.wire.dialects.json_scan import compiled_paths
 
 
@@ -71,6 +79,22 @@ def test_the_first_rule_that_matches_decides() -> None:
 )
 def test_server_tool_and_mode(given: Any, matches: bool) -> None:
     assert (decide(call(), rule(**given)).verdict == "deny") == matches
+
+
+@pytest.mark.parametrize(
+    ("verdict", "agent", "matches"),
+    [
+        ("deny", "Explore", True), ("deny", "Plan", False), ("deny", "", False), ("deny", None, True),
+        ("allow", "Explore", True), ("allow", "Plan", False), ("allow", None, False),
+    ],
+)  # fmt: skip
+def test_a_call_that_names_no_agent_may_be_any_agents(verdict: Verdict, agent: str | None, matches: bool) -> None:
+    policy = ToolPolicy([rule(verdict, agent=["Expl*", "custom"]), rule("ask", name="rest")])
+    found = policy.decide("files", "online", call(), agent)
+    assert (found.verdict == verdict) == matches
+    assert (policy.decide_unreadable("files", "online", "?", agent).rule == policy.rules[0]) == (
+        matches and verdict == "deny"
+    )
 
 
 ARGUMENTS: dict[str, Any] = {"path": "/etc/passwd", "n": 5, "flag": True, "none": None}

@@ -26,7 +26,9 @@ HEADERS = (
     ("baggage", "penstock.agent_id=a{}"), ("x-session-id", "s{}"), ("Accept-Encoding", "gzip"), ("origin", "http://{}"),
     ("x-penstock-token", "pst_{}"), ("Connection", "x-a, keep-alive"), ("X-A", "{}"),
     ("anthropic-version", "2023-06-01"), ("content-encoding", "identity"), ("Expect", "100-continue"),
-    ("x-request-id", "abc{}"),
+    ("x-request-id", "abc{}"), ("x-claude-code-prev-tool-durations", "Bash={}"), ("x-claude-code-agent-id", "a{}"),
+    ("x-claude-code-prev-tool-durations", "sk-ant-api03-{}"), ("x-codex-turn-metadata", '{{"turn_id":"pst_{}"}}'),
+    ("x-codex-turn-metadata", '{{"turn_id":"t {}"}}'),
 )  # fmt: skip
 BODIES = (b'{"model":"m","messages":[]}', b'{"model":"other"}', b"{}", b"", b'{"model":1}')
 N_HEADS, N_CALLS = 60, 240

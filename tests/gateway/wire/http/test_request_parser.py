@@ -71,6 +71,8 @@ AGAIN = [
     post("/a", b"other words"),
     post("/a", b"abc", [("Traceparent", "00-1")]),
     post("/a", b"abc", [("traceparent", "00-22"), ("X-Stainless-Retry-Count", "1")]),
+    post("/a", b"abc", [("X-Claude-Code-Prev-Tool-Durations", "Bash=5;mcp__a__b=70")]),
+    post("/a", b"abc", [("x-claude-code-prev-tool-durations", "no times"), ("x-codex-turn-metadata", '{"a": 1}')]),
     head("POST /a HTTP/1.1", [("Host", "h"), ("Content-Length", "")]),
     head("POST /a HTTP/1.1", [("Host", "h"), ("Content-Length", "1x")]) + b"y",
     head("POST /a HTTP/1.1", [("Host", "h"), ("Content-Length", "3"), ("Content-Length", "3")]) + b"abc",

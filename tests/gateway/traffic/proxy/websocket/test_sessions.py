@@ -24,7 +24,16 @@ from openai.lib.responses_websocket import (
 )
 from websockets.asyncio.server import ServerConnection, serve
 
-from penstock.gateway.model.facts import STEER_FATE, STEER_TARGET, STEER_TEXT, UNATTRIBUTED, WEBSOCKET
+from penstock.gateway.model.facts import (
+    AGENT_ID,
+    COMPACTION,
+    PARENT_AGENT,
+    STEER_FATE,
+    STEER_TARGET,
+    STEER_TEXT,
+    UNATTRIBUTED,
+    WEBSOCKET,
+)
 from penstock.gateway.model.span import Span
 
 Json = dict[str, Any]
@@ -329,6 +338,23 @@ async def test_a_request_names_its_session_in_its_body(rig: Rig) -> None:
     for rollout in ("session-one", "thread-two"):
         (span,) = await rig.tape.spans(rollout, 1)
         assert span.status == "ok"
+
+
+async def test_a_request_names_its_agent_in_its_body(rig: Rig) -> None:
+    """That of one request is not that of the next on the same socket."""
+    sub = {"thread_id": "t2", "x-openai-subagent": "review", "x-codex-parent-thread-id": "t1"}
+    turn = {"x-codex-turn-metadata": '{"request_kind":"compaction","compaction":{"trigger":"auto"}}'}
+    async with rig.session(None) as talk:
+        for number, said in enumerate((sub, turn)):
+            await talk.ask("x", f"s{number}", client_metadata={"session_id": "one", **said})
+            await talk.end(f"s{number}", "y")
+            await talk.until("response.completed")
+    spans = sorted(await rig.tape.spans("session-one", 2), key=lambda span: span.start_ns)
+    assert [span.agent for span in spans] == ["review", None]
+    told = [
+        {name: (span.attributes or {}).get(name) for name in (AGENT_ID, PARENT_AGENT, COMPACTION)} for span in spans
+    ]
+    assert [list(one.values()) for one in told] == [["t2", "t1", None], [None, None, "auto"]]
 
 
 async def test_each_lane_has_its_budget(within: Within, http: aiohttp.ClientSession) -> None:

@@ -1,0 +1,82 @@
+"""The headers in which Claude Code and Codex say which of their agents makes a call, and what for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fakes.odd import request, send
+from fakes.rig import CHAT, GOOD, Within
+
+from penstock.gateway.model.facts import (
+    AGENT_ID,
+    CALL_CLASS,
+    COMPACTED,
+    COMPACTION,
+    PARENT_AGENT,
+    PROMPT_ID,
+    TOOL_DURATIONS,
+)
+from penstock.gateway.traffic.calls.call_request import agent_facts, agent_kind
+from penstock.gateway.wire.http.request import KnownHeads
+
+CLAUDE = {
+    "x-claude-code-agent-id": "a5b368de", "x-claude-code-parent-agent-id": "a1", "x-claude-code-agent-type": "Explore",
+    "x-claude-code-request-class": "subagent", "x-claude-code-prompt-id": "b6e409be-fbc2",
+    "x-claude-code-prev-tool-durations": "Bash=271;mcp__a%3Bb=0",
+}  # fmt: skip
+COMPACTS = {"x-claude-code-request-class": "compaction", "x-claude-code-compaction": "auto"}
+TURN = '{"thread_id":"t2","request_kind":"compaction","root_turn_id":"u1","compaction":{"trigger":"manual"}}'
+CODEX = {"x-openai-subagent": "collab_spawn", "x-codex-parent-thread-id": "t1", "thread-id": "t2"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "kind", "facts"),
+    [
+        (
+            CLAUDE,
+            "Explore",
+            {
+                AGENT_ID: "a5b368de", PARENT_AGENT: "a1", CALL_CLASS: "subagent", PROMPT_ID: "b6e409be-fbc2",
+                TOOL_DURATIONS: ["Bash=271", "mcp__a;b=0"],
+            },
+        ),
+        ({"x-claude-code-agent-id": "a1"}, "subagent", {AGENT_ID: "a1"}),
+        ({"x-claude-code-agent-type": "my own!"}, "my-own-", {}),
+        (COMPACTS, None, {CALL_CLASS: "compaction", COMPACTION: "auto"}),
+        ({"x-claude-code-context-compacted": "auto"}, None, {COMPACTED: "auto"}),
+        (CODEX, "collab_spawn", {AGENT_ID: "t2", PARENT_AGENT: "t1"}),
+        ({"thread-id": "t1"}, None, {}),
+        ({"x-codex-turn-metadata": TURN}, None, {CALL_CLASS: "compaction", PROMPT_ID: "u1", COMPACTION: "manual"}),
+        ({"x-codex-turn-metadata": '["?"]'}, None, {}),
+        ({"x-codex-turn-metadata": '{"request_kind":{},"compaction":1}'}, None, {}),
+    ],
+)  # fmt: skip
+def test_what_headers_say(headers: dict[str, str], kind: str | None, facts: dict[str, Any]) -> None:
+    given = {name.encode(): value.encode() for name, value in headers.items()}
+    assert (agent_kind(given), agent_facts(given)) == (kind, facts)
+
+
+def test_a_key_in_a_header_is_not_shown() -> None:
+    key = b"sk-ant-api03-" + b"x" * 40
+    told = f"{agent_kind({b'x-claude-code-agent-type': key})} {agent_facts({b'x-claude-code-agent-id': key})}"
+    assert "sk-ant" not in told
+
+
+async def test_a_span_has_its_sub_agent(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kind stands in for the agent's name, unless the address gives one. Times of tools make no new known heads."""
+    added: list[object] = []
+    monkeypatch.setattr(KnownHeads, "add", lambda *one, add=KnownHeads.add: [add(*one), added.append(one)])
+    timed = [{**CLAUDE, "x-claude-code-prev-tool-durations": f"Bash={ms}"} for ms in (1, 20)]
+    async with within() as rig, rig.upstream([request(), send(GOOD)] * 4), rig.client() as client:
+        for below, headers in ((CHAT, timed[0]), (CHAT, timed[1]), (f"/agent/planner{CHAT}", CLAUDE), (CHAT, {})):
+            client.send(rig.call(headers=[*headers.items()], below=below))
+            assert await client.message() == GOOD
+        assert len(added) == 3
+        spans = await rig.tape.spans(rig.rollout, 4)
+        rows = (await rig.tape.get("/api/spans?filter=agent:Explore%20class:subagent%20agent_id:a5b368de"))["spans"]
+    assert [span.agent for span in spans] == ["Explore", "Explore", "planner", None]
+    assert [(span.attributes or {}).get(TOOL_DURATIONS) for span in spans] == [
+        ["Bash=1"], ["Bash=20"], ["Bash=271", "mcp__a;b=0"], None,
+    ]  # fmt: skip
+    assert sorted(row["sequence"] for row in rows) == [1, 2]
