@@ -42,6 +42,7 @@ from penstock.gateway.traffic.budgets.claims import (
     budgets_of,
     claims_of,
     known_model,
+    standing_headers,
     unified_headers,
     unread_claims,
     unread_of,
@@ -179,6 +180,18 @@ class Budgets:
         if call.dialect.family is ANTHROPIC:
             made.headers = [*made.headers, *unified_headers(short, now)]
         return made
+
+    def standing(self, record: CallRecord) -> Sequence[tuple[bytes, bytes]]:
+        """Headers that tell Anthropic's clients how full the key's budget is; none if no budget counts the call for its
+        key, or with all others."""
+        if not isinstance(settlement := record.settle, Settlement):
+            return ()
+        now = self._now_ns()
+        claims = [claim for claim in settlement.asked.claims if claim.limit.budget.per in ("key", "all")]
+        try:
+            return standing_headers([BudgetShortfall(claim, *self._local.standing(claim, now)) for claim in claims])
+        except TapeError:
+            return ()  # the recorder reports it
 
     def recorded(self, record: CallRecord, kept: bool) -> None:
         """Called when the tape has the span of a call, or has lost it; frees its reservation in both cases."""
