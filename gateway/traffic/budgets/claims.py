@@ -450,7 +450,7 @@ PERIODS: Final = {"1d": "daily", "24h": "daily", "7d": "weekly", MONTH: "monthly
 
 
 def unified_headers(short: Sequence[BudgetShortfall], now: int) -> Sequence[tuple[bytes, bytes]]:
-    """What Anthropic's clients are told of a budget that is used up until its window ends; none where it may have room
+    """Headers for Anthropic's clients about a budget that is used up until its window ends; none where it may have room
     again at once, or never. With them Claude Code shows the refusal's message as it is."""
     worst = max(short, key=lambda one: _wait(one, now))
     if worst.window.ends_ns is None or not _PATIENCE_S < _wait(worst, now) < _NEVER:
@@ -466,7 +466,7 @@ def unified_headers(short: Sequence[BudgetShortfall], now: int) -> Sequence[tupl
 
 
 def standing_headers(found: Sequence[BudgetShortfall]) -> Sequence[tuple[bytes, bytes]]:
-    """What Anthropic's clients are told of budgets that have room: of the fullest of those with windows that end."""
+    """Headers for Anthropic's clients about budgets that have room: about the fullest of those whose windows end."""
     shares = {
         one.window.ends_ns: one.sum.used / one.claim.limit.most
         for one in sorted(found, key=lambda it: it.sum.used / it.claim.limit.most)

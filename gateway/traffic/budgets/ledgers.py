@@ -81,7 +81,7 @@ class LocalLedger:
         return []
 
     def standing(self, claim: BudgetClaim, now: int) -> tuple[BudgetSum, BudgetWindow]:
-        """What is used of a budget that a claim names, and its window."""
+        """The use of a budget that a claim names, and the present window."""
         key = sum_key(claim.limit.prefix, claim.of or "")
         return current_sum((self._sums.get(key) or self._read(key, claim.limit))[0], claim, now)
 
