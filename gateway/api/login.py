@@ -17,6 +17,7 @@ into the path.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import secrets
@@ -345,8 +346,8 @@ async def _usage(request: web.Request, control: Control) -> web.StreamResponse:
     if key is None:
         message = "the use of a budget is told to a key for calls, or to a client that has signed in with one"
         return _refused(401, message)
-    found = [] if control.budgets is None else [use for use in control.budgets.uses() if use.counts_key(key)]
-    caps = [use for use in found if use.unit == "usd" and use.frees_ns is not None]
+    found = [] if control.budgets is None else await asyncio.to_thread(control.budgets.uses)
+    caps = [use for use in found if use.counts_key(key) and use.unit == "usd" and use.frees_ns is not None]
     if not caps:
         return _refused(404, f"no budget in dollars counts the key {key!r}")
     fullest = max(caps, key=lambda use: use.used / use.limit)
