@@ -186,12 +186,23 @@ class Budgets:
         key, or with all others."""
         if not isinstance(settlement := record.settle, Settlement):
             return ()
-        now = self._now_ns()
-        claims = [claim for claim in settlement.asked.claims if claim.limit.budget.per in ("key", "all")]
         try:
-            return standing_headers([BudgetShortfall(claim, *self._local.standing(claim, now)) for claim in claims])
+            return standing_headers(self._standings(settlement.asked.claims))
         except TapeError:
             return ()  # the recorder reports it
+
+    def of_key(self, key: str) -> list[BudgetShortfall]:
+        """The use of the budgets that count calls of any model with this key, alone or with all others. Raises
+        `TapeError`."""
+        return self._standings(self._budgets_of(None, key, None, "", None).claims)
+
+    def _standings(self, claims: Iterable[BudgetClaim]) -> list[BudgetShortfall]:
+        now, owners = self._now_ns(), ("key", "all")
+        return [
+            BudgetShortfall(claim, *self._local.standing(claim, now))
+            for claim in claims
+            if claim.limit.budget.per in owners
+        ]
 
     def recorded(self, record: CallRecord, kept: bool) -> None:
         """Called when the tape has the span of a call, or has lost it; frees its reservation in both cases."""

@@ -78,12 +78,14 @@ async def test_a_client_signs_in_with_a_key_and_has_its_budget(tmp_path: Path, h
     more = f"require_token = true\n{KEPT}"
     async with world(tmp_path, usd, more=more) as (gateway, provider), AsyncExitStack() as stack:
         tokens = await signed_in(http, gateway)
+        bearer = {"authorization": f"Bearer {tokens['access_token']}"}
+        async with http.get(f"{gateway.url}/api/oauth/usage", headers=bearer) as answer:
+            assert (await answer.json())["extra_usage"]["used_credits"] == 0
         client = await stack.enter_async_context(claude(gateway, tokens["access_token"]))
         asked: Any = {"model": "claude-opus-5-5", "max_tokens": 100, "messages": [{"role": "user", "content": "hi"}]}
         headers = {"x-claude-code-session-id": "8a1b2c3d-1111-2222-3333-444455556666"}
         await say(client, asked, headers)
         assert tokens["access_token"] not in str(provider.log[0].headers), "the provider must not see it"
-        bearer = {"authorization": f"Bearer {tokens['access_token']}"}
         async with http.get(f"{gateway.url}/api/oauth/usage", headers=bearer) as answer:
             said = await answer.json()
         assert (said["extra_usage"]["monthly_limit"], said["extra_usage"]["currency"]) == (5, "USD")
