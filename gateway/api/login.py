@@ -18,7 +18,6 @@ into the path.
 from __future__ import annotations
 
 import hashlib
-import logging
 import secrets
 import time
 from collections import Counter
@@ -34,6 +33,7 @@ from aiohttp import web
 
 from penstock.gateway.api.guard import AGENT, CONTROL, HEADERS, Control
 from penstock.gateway.api.openapi import STYLE
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.tools.oauth import origin_of
 from penstock.gateway.traffic.budgets.claims import PERIODS
 from penstock.gateway.traffic.budgets.operations import BudgetShortfall
@@ -63,7 +63,6 @@ TRIES: Final = 20
 _LETTERS: Final = "BCDFGHJKLMNPQRSTVWXZ"
 _BODY: Final = 8 << 10
 _DEVICE_GRANT: Final = "urn:ietf:params:oauth:grant-type:device_code"
-_log = logging.getLogger("penstock.login")
 
 
 @dataclass(slots=True)
@@ -297,7 +296,9 @@ async def _decide(request: web.Request, control: Control) -> web.StreamResponse:
         login.state = "denied"
         return _html(200, "The sign-in was refused. You can close this page.")
     login.key = name
-    _log.info("key %r signs in a client at %s: %s", name, login.peer or "this machine", login.agent)
+    asked = ActionRequest(why=f"{login.agent} at {login.peer or 'this machine'}")
+    asked.set_key(name)
+    await control.audit_log.record(asked, "sign_in", name)
     return _html(200, f"Signed in with the key {name!r}. You can close this page and go back to your client.")
 
 

@@ -173,6 +173,10 @@ async def test_until_it_is_allowed_a_client_waits_and_gets_its_token_once(
         assert await form(http, url, **asked) == (400, {"error": "expired_token"})
         again = (await decide(http, gateway, (await begin(http, gateway))["user_code"], found["access_token"]))[0]
         assert again == 403, "a token signs in nobody"
+        async with http.get(f"{gateway.url}/api/audit") as answer:
+            (entry,) = (await answer.json())["entries"]
+        assert (entry["action"], entry["key"], entry["target"]) == ("sign_in", "ann", "ann")
+        assert entry["why"] == "<b>claude at 127.0.0.1"
         status, renewed = await form(http, url, grant_type="refresh_token", refresh_token=found["refresh_token"])
         assert (status, renewed["access_token"].startswith(LOGIN_PREFIX)) == (200, True)
         status, told = await form(http, url, grant_type="refresh_token", refresh_token=found["access_token"])
