@@ -18,7 +18,6 @@ into the path.
 from __future__ import annotations
 
 import hashlib
-import logging
 import secrets
 import time
 from collections import Counter
@@ -34,9 +33,10 @@ from aiohttp import web
 
 from penstock.gateway.api.guard import AGENT, CONTROL, HEADERS, Control
 from penstock.gateway.api.openapi import STYLE
-from penstock.gateway.model.state import BudgetUse
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.tools.oauth import origin_of
 from penstock.gateway.traffic.budgets.claims import PERIODS
+from penstock.gateway.traffic.budgets.operations import BudgetShortfall
 from penstock.gateway.traffic.calls.admission import LOGIN_PREFIX, AuthError, credentials
 from penstock.gateway.wire.dialects.family import ANTHROPIC
 
@@ -63,7 +63,6 @@ TRIES: Final = 20
 _LETTERS: Final = "BCDFGHJKLMNPQRSTVWXZ"
 _BODY: Final = 8 << 10
 _DEVICE_GRANT: Final = "urn:ietf:params:oauth:grant-type:device_code"
-_log = logging.getLogger("penstock.login")
 
 
 @dataclass(slots=True)
@@ -297,7 +296,9 @@ async def _decide(request: web.Request, control: Control) -> web.StreamResponse:
         login.state = "denied"
         return _html(200, "The sign-in was refused. You can close this page.")
     login.key = name
-    _log.info("key %r signs in a client at %s: %s", name, login.peer or "this machine", login.agent)
+    asked = ActionRequest(why=f"{login.agent} at {login.peer or 'this machine'}")
+    asked.set_key(name)
+    await control.audit_log.record(asked, "sign_in", name)
     return _html(200, f"Signed in with the key {name!r}. You can close this page and go back to your client.")
 
 
@@ -345,42 +346,34 @@ async def _usage(request: web.Request, control: Control) -> web.StreamResponse:
     if key is None:
         message = "the use of a budget is told to a key for calls, or to a client that has signed in with one"
         return _refused(401, message)
-    found = [] if control.budgets is None else [use for use in control.budgets.uses() if use.counts_key(key)]
-    caps = [use for use in found if use.unit == "usd" and use.frees_ns is not None]
+    found = [] if control.budgets is None else control.budgets.of_key(key)
+    caps = [one for one in found if one.claim.limit.budget.unit == "usd" and one.window.ends_ns is not None]
     if not caps:
         return _refused(404, f"no budget in dollars counts the key {key!r}")
-    fullest = max(caps, key=lambda use: use.used / use.limit)
+    fullest = max(caps, key=_percent)
     extra = {
         "is_enabled": True,
-        "monthly_limit": _cents(fullest.limit),
-        "used_credits": _cents(fullest.used),
+        "monthly_limit": round(fullest.claim.limit.budget.limit * 100),
+        "used_credits": round(fullest.claim.limit.shown(fullest.sum.used) * 100),
         "utilization": _percent(fullest),
         "currency": "USD",
     }
     limits = [
         {
             "kind": "spend",
-            "group": PERIODS.get(use.window, use.window),
-            "percent": _percent(use),
-            "resets_at": _iso(use.frees_ns or 0),
-            "severity": "normal" if _percent(use) < 75 else "warning",
-            "is_active": use is fullest,
+            "group": PERIODS.get(one.claim.limit.budget.window, one.claim.limit.budget.window),
+            "percent": _percent(one),
+            "resets_at": f"{datetime.fromtimestamp((one.window.ends_ns or 0) // 10**9, UTC):%Y-%m-%dT%H:%M:%S}.000Z",
+            "severity": "normal" if _percent(one) < 75 else "warning",
+            "is_active": one is fullest,
         }
-        for use in caps
+        for one in caps
     ]
     return _json(200, {"extra_usage": extra, "limits": limits})
 
 
-def _cents(dollars: float) -> int:
-    return round(dollars * 100)
-
-
-def _percent(use: BudgetUse) -> int:
-    return round(100 * use.used / use.limit)
-
-
-def _iso(at_ns: int) -> str:
-    return f"{datetime.fromtimestamp(at_ns // 10**9, UTC):%Y-%m-%dT%H:%M:%S}.000Z"
+def _percent(one: BudgetShortfall) -> int:
+    return round(100 * one.sum.used / one.claim.limit.most)
 
 
 def _refused(status: int, message: str) -> web.Response:

@@ -512,12 +512,12 @@ class AuditEntry(Noun):
     """Name of the key that it came with; empty where the gateway has none."""
     action: str
     """What was done: `cancel_rollout`, `requeue_rollout`, `open_queue`, `pause_queue`, `drain_queue`, `pause_upstream`,
-    `open_upstream`, `rebuild_index`, `approve_definitions`, `approve_call`, `refuse_call`; of a release
-    `start_release`, `approve_release`, `promote_release`, `rollback_release`, `hold_release`, `resume_release`,
-    `abort_release`."""
+    `open_upstream`, `rebuild_index`, `approve_definitions`, `approve_call`, `refuse_call`, `sign_in`; of a
+    release `start_release`, `approve_release`, `promote_release`, `rollback_release`, `hold_release`,
+    `resume_release`, `abort_release`."""
     target: str
-    """What it was done to: a rollout, an upstream, a release, a server with what was approved (`github tools 3`), or a
-    tool call (`r1/a1 github.search`). Empty for the queue."""
+    """What it was done to: a rollout, an upstream, a release, a server with what was approved (`github tools 3`), a
+    tool call (`r1/a1 github.search`), or the key that signed in a client. Empty for the queue."""
     why: str
     """Why, as the request said."""
 

@@ -102,10 +102,6 @@ class BudgetUse(Noun):
     frees_ns: int | None
     """When the next one begins; None where it never does."""
 
-    def counts_key(self, key: str) -> bool:
-        """True if it counts the calls of a key, alone or with all others."""
-        return self.per == "all" or (self.per == "key" and self.of == key)
-
     @property
     def share(self) -> float:
         """The part of the limit that is used or reserved."""

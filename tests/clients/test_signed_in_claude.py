@@ -58,6 +58,8 @@ async def test_claude_code_signs_in_with_a_key_and_its_calls_are_counted_for_it(
                 assert answer.status == 200
             await choose(program, "Signed in to Cloud gateway as ann", "Yes, continue")
             await program.until(lambda text: "Connected to Cloud gateway" in text)
+        env |= {"CLAUDE_CODE_ENABLE_TELEMETRY": "1", "OTEL_LOGS_EXPORTER": "otlp"}
+        env |= {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}
         claude = await asyncio.create_subprocess_exec(
             PROFILE.command[0],
             "-p",
@@ -73,7 +75,9 @@ async def test_claude_code_signs_in_with_a_key_and_its_calls_are_counted_for_it(
             span for span in await spans_of(http, gateway, "kind:llm", len(provider.log)) if span["status"] == "ok"
         ]
         assert calls
-        assert [call for call in calls if not call["rollout"].startswith("claude-")] == []
+        (prompt,) = await spans_of(http, gateway, "name:claude_code.user_prompt", 1)
+        assert prompt["rollout"].startswith("claude-")
+        assert {call["rollout"] for call in calls} == {prompt["rollout"]}
         assert LOGIN_PREFIX not in str([seen.headers for seen in provider.log])
         async with http.get(f"{gateway.url}/api/budgets") as answer:
             (use,) = (await answer.json())["budgets"]

@@ -109,6 +109,8 @@ class Provider:
         """What it answers, by path."""
         self.encoding = ""
         """Content encoding of what it answers, of `fakes.packing`; streams are flushed event by event."""
+        self.headers: Mapping[str, str] = {}
+        """What its answers have besides."""
         self.log: list[Seen] = []
 
     @property
@@ -192,6 +194,7 @@ class Provider:
     async def _prepare(self, request: web.Request, seen: Seen, made: web.StreamResponse) -> None:
         for name, value in EXTRA_HEADERS:
             made.headers.add(name, value)
+        made.headers.update(self.headers)
         await made.prepare(request)
         seen.status = made.status
         seen.response_headers = list(made.headers.items())

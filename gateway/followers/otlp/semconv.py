@@ -1,7 +1,8 @@
 """The OpenTelemetry names that are read and written; those of the facts of a span are in `model.facts`.
 
-Sources, all of status Development: the GenAI and MCP conventions of open-telemetry/semantic-conventions-genai as of
-autumn 2026, which build on semantic-conventions 1.44. `otel.*` are the names that the specification prescribes for
+Sources, all of status Development: the GenAI and MCP conventions of open-telemetry/semantic-conventions-genai at
+ac48b1f9 (November 2026, without a release), which build on semantic-conventions 1.44. The counts and costs that spans
+of agents tell are read by `reading.told_calls`. `otel.*` are the names that the specification prescribes for
 parts of a span for which a format has no field (OpenTelemetry to non-OTLP formats). A table has a row for each
 attribute: its name and where its value comes from; a value of None is left out.
 """
@@ -9,7 +10,7 @@ attribute: its name and where its value comes from; a value of None is left out.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from penstock.gateway.model.facts import SPAN_FACTS, Attribute, reader
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, Reward
@@ -86,6 +87,10 @@ def _seconds(span: Span) -> float | None:
     return None if span.first_byte_ns is None or not span.stream else span.first_byte_ns / 1e9
 
 
+def _billed(kind: str) -> Callable[[Span], int | None]:
+    return lambda span: None if span.usage is None else (span.usage.billed or {}).get(kind)
+
+
 def error_type(span: Span) -> str | None:
     """`error.type`: the HTTP status, else the gateway's name for the error, else the span's status; None if it is
     ok."""
@@ -124,7 +129,19 @@ OF_A_MODEL_CALL: tuple[Row, ...] = (
     *_facts("model_call"),
     ("gen_ai.response.time_to_first_chunk", _seconds),
     ("openai.api.type", _otel("api")),
-)
+    *(
+        (f"gen_ai.usage.{kind}.{count}", _billed(name.format(kind)))
+        for kind in ("audio", "image")
+        for count, name in (
+            ("input_tokens", "input_{}"), ("output_tokens", "output_{}"), ("cache_read.input_tokens", "cached_{}"),
+        )
+    ),
+)  # fmt: skip
+REASONING_LEVEL: Final = "gen_ai.request.reasoning.level"
+LEVELS: Final = (("reasoning_effort",), ("reasoning", "effort"), ("output_config", "effort"))
+"""The places of the level in a request."""
+PREVIOUS: Final = "gen_ai.request.previous_response.id"
+PREVIOUS_FIELDS: Final = ("previous_response_id", "previous_interaction_id")
 STOP, STOPS = "gen_ai.request.stop_sequences", ("stop", "stop_sequences")
 
 OF_AN_ATTEMPT: tuple[Row, ...] = (

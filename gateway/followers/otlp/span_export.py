@@ -31,6 +31,7 @@ from penstock.gateway.model.span import ParentGuess, Span, SpanNode, guess_paren
 from penstock.gateway.model.turn import Message, Part, Tool, Turn
 from penstock.gateway.reading.diagnosis.sub_agents import told_callers
 from penstock.gateway.wire.dialects import by_name
+from penstock.gateway.wire.dialects.loose_json import obj, text
 
 if TYPE_CHECKING:
     from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
@@ -259,10 +260,23 @@ def _sampling(said: dict[str, Any]) -> dict[str, Any]:
         known = semconv.SAMPLING.get(name)
         if known is not None and isinstance(value, int | float) and not isinstance(value, bool):
             found[known[0]] = known[1](value)
+    levels = (_at(said, path) for path in semconv.LEVELS)
+    if (level := next(filter(None, levels), None)) is not None:
+        found[semconv.REASONING_LEVEL] = level
+    previous = (_at(said, (name,)) for name in semconv.PREVIOUS_FIELDS)
+    if (response := next(filter(None, previous), None)) is not None:
+        found[semconv.PREVIOUS] = response
     stops = next((said[name] for name in semconv.STOPS if said.get(name)), None)
     if stops is not None:
         found[semconv.STOP] = [str(one) for one in stops] if isinstance(stops, list) else [str(stops)]  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
     return found
+
+
+def _at(said: Any, path: Sequence[str]) -> str | None:
+    """The text at a path of keys; None if there is none."""
+    for name in path:
+        said = obj(said).get(name)
+    return text(said)
 
 
 def _message(message: Message) -> dict[str, Any]:

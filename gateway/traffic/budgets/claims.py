@@ -487,28 +487,45 @@ def budget_refusal(short: Sequence[BudgetShortfall], now: int, asked: TokenBound
     return made
 
 
+UNIFIED: Final = b"anthropic-ratelimit-unified-"
 PERIODS: Final = {"1d": "daily", "24h": "daily", "7d": "weekly", MONTH: "monthly"}
 """Claude Code's words for windows of budgets."""
 
 
 def unified_headers(short: Sequence[BudgetShortfall], now: int) -> Sequence[tuple[bytes, bytes]]:
-    """What Anthropic's clients are told of a budget that is used up until its window ends; none where it may have room
+    """Headers for Anthropic's clients about a budget that is used up until its window ends; none where it may have room
     again at once, or never. With them Claude Code shows the refusal's message as it is."""
     worst = max(short, key=lambda one: _wait(one, now))
     if worst.window.ends_ns is None or not _PATIENCE_S < _wait(worst, now) < _NEVER:
         return ()
-    budget, name, resets = (
-        worst.claim.limit.budget,
-        b"anthropic-ratelimit-unified-",
-        b"%d" % (worst.window.ends_ns // 10**9),
-    )
+    budget, resets = worst.claim.limit.budget, b"%d" % (worst.window.ends_ns // 10**9)
     told = {
         b"status": b"rejected", b"reset": resets, b"overage-reset": resets, b"overage-utilization": b"1",
         b"overage-surpassed-threshold": b"1", b"overage-disabled-reason": b"org_spend_cap_reached",
     }  # fmt: skip
     told |= {b"overage-period": period.encode()} if (period := PERIODS.get(budget.window)) else {}
     told |= {} if budget.per == "key" else {b"overage-scope": b"group_pool"}
-    return [(name + part, value) for part, value in told.items()]
+    return [(UNIFIED + part, value) for part, value in told.items()]
+
+
+def standing_headers(found: Sequence[BudgetShortfall]) -> Sequence[tuple[bytes, bytes]]:
+    """Headers for Anthropic's clients about budgets that have room: about the fullest of those whose windows end."""
+    shares = {
+        one.window.ends_ns: one.sum.used / one.claim.limit.most
+        for one in sorted(found, key=lambda it: it.sum.used / it.claim.limit.most)
+        if one.window.ends_ns is not None
+    }
+    if not shares:
+        return ()
+    ends, share = max(shares.items(), key=lambda item: item[1])
+    passed = next((mark for mark in (0.95, 0.75) if share >= mark), None)
+    status, resets = b"allowed" if passed is None else b"allowed_warning", b"%d" % (ends // 10**9)
+    told = {
+        b"status": status, b"representative-claim": b"overage", b"overage-status": status, b"reset": resets,
+        b"overage-reset": resets, b"overage-utilization": b"%.2f" % min(share, 0.99),
+    }  # fmt: skip
+    told |= {} if passed is None else {b"overage-surpassed-threshold": b"%.2f" % passed}
+    return [(UNIFIED + part, value) for part, value in told.items()]
 
 
 def unpriced(budget: Budget, model: str | None) -> Refusal:

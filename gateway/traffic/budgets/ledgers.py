@@ -80,6 +80,11 @@ class LocalLedger:
         self._calls[asked.who] = asked
         return []
 
+    def standing(self, claim: BudgetClaim, now: int) -> tuple[BudgetSum, BudgetWindow]:
+        """The use of a budget that a claim names, and the present window."""
+        key = sum_key(claim.limit.prefix, claim.of or "")
+        return current_sum((self._sums.get(key) or self._read(key, claim.limit))[0], claim, now)
+
     def settle(self, asked: BudgetReservation, used: Sequence[BudgetCharge]) -> None:
         """Called when the span of a call is on the tape, with the amounts used."""
         reserved = self._calls.pop(asked.who, None) is not None

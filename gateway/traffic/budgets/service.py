@@ -42,6 +42,7 @@ from penstock.gateway.traffic.budgets.claims import (
     budgets_of,
     claims_of,
     known_model,
+    standing_headers,
     unified_headers,
     unread_claims,
     unread_of,
@@ -184,6 +185,29 @@ class Budgets:
         if call.dialect.family is ANTHROPIC:
             made.headers = [*made.headers, *unified_headers(short, now)]
         return made
+
+    def standing(self, record: CallRecord) -> Sequence[tuple[bytes, bytes]]:
+        """Headers that tell Anthropic's clients how full the key's budget is; none if no budget counts the call for its
+        key, or with all others."""
+        if not isinstance(settlement := record.settle, Settlement):
+            return ()
+        try:
+            return standing_headers(self._standings(settlement.asked.claims))
+        except TapeError:
+            return ()  # the recorder reports it
+
+    def of_key(self, key: str) -> list[BudgetShortfall]:
+        """The use of the budgets that count calls of any model with this key, alone or with all others. Raises
+        `TapeError`."""
+        return self._standings(self._budgets_of(None, key, None, "", None).claims)
+
+    def _standings(self, claims: Iterable[BudgetClaim]) -> list[BudgetShortfall]:
+        now, owners = self._now_ns(), ("key", "all")
+        return [
+            BudgetShortfall(claim, *self._local.standing(claim, now))
+            for claim in claims
+            if claim.limit.budget.per in owners
+        ]
 
     def recorded(self, record: CallRecord, kept: bool) -> None:
         """Called when the tape has the span of a call, or has lost it; frees its reservation in both cases."""

@@ -335,11 +335,23 @@ class HttpCall(RecordedCall):
         record.response_head = connection.head
         record.stream = connection.content_type.startswith(record.call.dialect.streaming_content_type)
         record.encoding = connection.encoding
+        if self._admitted.key is not None and connection.status < 300:
+            head = self._with_standing(head)
         out = self.begin_answer(connection, head, raw)
         if record.stream and self._admitted.address.origin == "implicit":
             self._last_event = self._last_event_finder()
         self._move(CallState.STREAMING)
         self._pass_on(connection, out)
+
+    def _with_standing(self, head: bytes) -> bytes:
+        """The head of an answer with how full the budget of the call's key is, in place of the provider's limits, which
+        are those of the gateway's own key."""
+        budgets, admitted = self._shared.budgets, self._admitted
+        if budgets is None or admitted.dialect.name != "messages" or not (told := budgets.standing(self.record)):
+            return head
+        first, *lines = head[:-4].split(b"\r\n")
+        kept = [line for line in lines if not line.lower().startswith(b"anthropic-ratelimit-")]
+        return b"\r\n".join([first, *kept, *(b"%b: %b" % header for header in told), b"", b""])
 
     def framing(self, connection: UpstreamConnection) -> Framing | None:
         """The framing of the first part that changes the answer, or else the relay's own."""

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import anthropic
 import pytest
-from fakes.budgets import budget, world
+from fakes.budgets import budget, spans_of, world
 from fakes.mistakes import tells
 from fakes.process import Gateway
 
@@ -22,6 +22,7 @@ from penstock.gateway.traffic.calls.admission import LOGIN_PREFIX, Auth, AuthErr
 
 DEVICE = "urn:ietf:params:oauth:grant-type:device_code"
 SECRET = b"0123456789abcdef"
+ASKED: Any = {"model": "claude-opus-5-5", "max_tokens": 10, "messages": [{"role": "user", "content": "hi"}]}
 KEY, OTHER = make_key(), make_key()
 KEPT = f'[[key]]\nname = "ann"\nrole = "call"\nsha256 = "{key_hash(KEY)}"\n'
 
@@ -77,12 +78,14 @@ async def test_a_client_signs_in_with_a_key_and_has_its_budget(tmp_path: Path, h
     more = f"require_token = true\n{KEPT}"
     async with world(tmp_path, usd, more=more) as (gateway, provider), AsyncExitStack() as stack:
         tokens = await signed_in(http, gateway)
+        bearer = {"authorization": f"Bearer {tokens['access_token']}"}
+        async with http.get(f"{gateway.url}/api/oauth/usage", headers=bearer) as answer:
+            assert (await answer.json())["extra_usage"]["used_credits"] == 0
         client = await stack.enter_async_context(claude(gateway, tokens["access_token"]))
         asked: Any = {"model": "claude-opus-5-5", "max_tokens": 100, "messages": [{"role": "user", "content": "hi"}]}
         headers = {"x-claude-code-session-id": "8a1b2c3d-1111-2222-3333-444455556666"}
         await say(client, asked, headers)
         assert tokens["access_token"] not in str(provider.log[0].headers), "the provider must not see it"
-        bearer = {"authorization": f"Bearer {tokens['access_token']}"}
         async with http.get(f"{gateway.url}/api/oauth/usage", headers=bearer) as answer:
             said = await answer.json()
         assert (said["extra_usage"]["monthly_limit"], said["extra_usage"]["currency"]) == (5, "USD")
@@ -124,6 +127,26 @@ async def test_a_used_up_budget_says_when_it_begins_anew(tmp_path: Path, http: a
             assert answer.status == 404, "it has no budget in dollars"
 
 
+async def test_answers_tell_how_full_the_budget_is_and_not_the_providers_own_limits(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    async with world(tmp_path, budget(name="ann", per="key", limit=4, window="1d"), more=KEPT) as (gateway, provider):
+        provider.headers = {"anthropic-ratelimit-requests-limit": "50", "x-own": "kept"}
+        told: list[Any] = []
+        for key in (KEY, KEY, KEY, KEY, "sk-ant-of-their-own"):
+            headers = {"x-api-key": key}
+            async with http.post(f"{gateway.url}/v1/messages", json=ASKED, headers=headers) as answer:
+                assert (answer.status, answer.headers["x-own"]) == (200, "kept")
+                _ = await answer.read()
+                names = ("unified-status", "unified-overage-utilization", "unified-overage-surpassed-threshold")
+                told.append([answer.headers.get(f"anthropic-ratelimit-{name}") for name in (*names, "requests-limit")])
+            _ = await spans_of(http, gateway, "status:ok", len(told))
+    assert told == [
+        ["allowed", "0.00", None, None], ["allowed", "0.25", None, None], ["allowed", "0.50", None, None],
+        ["allowed_warning", "0.75", "0.75", None], [None, None, None, "50"],
+    ]  # fmt: skip
+
+
 async def test_until_it_is_allowed_a_client_waits_and_gets_its_token_once(
     tmp_path: Path, http: aiohttp.ClientSession
 ) -> None:
@@ -150,6 +173,10 @@ async def test_until_it_is_allowed_a_client_waits_and_gets_its_token_once(
         assert await form(http, url, **asked) == (400, {"error": "expired_token"})
         again = (await decide(http, gateway, (await begin(http, gateway))["user_code"], found["access_token"]))[0]
         assert again == 403, "a token signs in nobody"
+        async with http.get(f"{gateway.url}/api/audit") as answer:
+            (entry,) = (await answer.json())["entries"]
+        assert (entry["action"], entry["key"], entry["target"]) == ("sign_in", "ann", "ann")
+        assert entry["why"] == "<b>claude at 127.0.0.1"
         status, renewed = await form(http, url, grant_type="refresh_token", refresh_token=found["refresh_token"])
         assert (status, renewed["access_token"].startswith(LOGIN_PREFIX)) == (200, True)
         status, told = await form(http, url, grant_type="refresh_token", refresh_token=found["access_token"])

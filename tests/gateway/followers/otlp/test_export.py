@@ -88,6 +88,9 @@ CALLS = [
     ({"dialect": "embeddings"}, "embeddings m-1", {"gen_ai.operation.name": "embeddings"}),
     ({"dialect": "chat", "model": None}, "chat", {"gen_ai.request.model": None}),
     ({"dialect": "models", "method": "GET", "model": None}, "GET", {"gen_ai.operation.name": None}),
+    ({"usage": Usage(input_tokens=9, output_tokens=2, billed={"input_audio": 7, "output_image": 1})}, "chat m-1",
+     {"gen_ai.usage.audio.input_tokens": 7, "gen_ai.usage.image.output_tokens": 1,
+      "gen_ai.usage.image.input_tokens": None}),
     ({"status": "error", "error": "http_429", "http_status": 429}, "chat m-1", {"error.type": "429"}),
     ({"status": "error", "error": "timeout", "upstream": None}, "chat m-1",
      {"error.type": "timeout", "server.address": None}),
@@ -164,7 +167,8 @@ async def test_a_rollout_of_the_queue_is_one_tree(inlet: Inlet, collector: Colle
     assert "secret" not in str([one.span for one in collector.taken])
 
 
-REQUEST = """{"model": "m-1", "temperature": 0, "max_tokens": 7, "top_k": 40, "stop": "END", "seed": 3, "top_p": null,
+REQUEST = """{"model": "m-1", "reasoning_effort": "low", "previous_response_id": "resp_0",
+ "temperature": 0, "max_tokens": 7, "top_k": 40, "stop": "END", "seed": 3, "top_p": null,
  "messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"},
   {"role": "assistant", "tool_calls": [{"id": "t1", "type": "function",
     "function": {"name": "find", "arguments": "{\\"x\\": [\\"\\\\ud83d\\"]}"}}]},
@@ -198,6 +202,7 @@ async def test_content_is_sent_only_when_it_is_wanted(inlet: Inlet, collector: C
         {"type": "function", "name": "find", "description": "finds", "parameters": {"type": "object"}}
     ]
     sampling = {"temperature": 0.0, "max_tokens": 7, "top_k": 40, "seed": 3, "stop_sequences": ["END"]}
+    sampling |= {"reasoning.level": "low", "previous_response.id": "resp_0"}
     assert {name: told[f"gen_ai.request.{name}"] for name in sampling} == sampling
     assert "gen_ai.request.top_p" not in told
 
