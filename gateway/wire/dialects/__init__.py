@@ -28,7 +28,7 @@ from penstock.gateway.wire.dialects.gemini_live import GeminiLiveDialect
 from penstock.gateway.wire.dialects.mcp import McpDialect
 from penstock.gateway.wire.dialects.messages import CountTokensDialect, MessagesDialect
 from penstock.gateway.wire.dialects.opaque import EmbeddingsDialect, ModelsDialect, OpaqueDialect, SocketDialect
-from penstock.gateway.wire.dialects.realtime import RealtimeDialect
+from penstock.gateway.wire.dialects.realtime import LiveDialect, RealtimeDialect
 from penstock.gateway.wire.dialects.responses import ID, ResponsesDialect, RetrievalDialect
 
 Headers: TypeAlias = Iterable[tuple[bytes, bytes, bytes]]
@@ -49,6 +49,7 @@ DIALECTS: tuple[Dialect, ...] = (
     McpDialect(),
     RealtimeDialect(),
     GeminiLiveDialect(),
+    LiveDialect(),
     SocketDialect(),
     OPAQUE,
 )
