@@ -41,7 +41,7 @@ async def test_googles_sdk_talks_through_the_gateway(tmp_path: Path, http: aioht
         assert (await host.hear())["setup"]["model"] == "models/gemini-live"
         await host.say({"setupComplete": {}}, binary=True)
         _ = [await host.hear() for _ in range(2)]
-        call = {"id": "f1", "name": "weather", "args": {}}
+        call = {"id": "f1", "name": "weather"}
         await host.say({"toolCall": {"functionCalls": [call]}}, binary=True)
         assert '"response": {"sky": "rain"}' in json.dumps(await host.hear())
         usage = {"promptTokenCount": 20, "responseTokenCount": 5, "totalTokenCount": 25}

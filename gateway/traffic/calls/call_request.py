@@ -387,6 +387,10 @@ class CallRequest:
         """Take what was read of its conversation."""
         self.peeked, self.conversation, self.previous = read.items.asked, read.story, read.items.previous
 
+    def set_model(self, model: str | None) -> None:
+        """Take the model that its session has named elsewhere."""
+        self._model = model
+
     @property
     def model(self) -> str | None:
         """The model that it asks for. Read once, on first use by routes, releases, or the recorder."""

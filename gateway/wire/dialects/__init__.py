@@ -43,7 +43,7 @@ from penstock.gateway.wire.dialects.openai_operations import (
     InputTokensDialect,
     ModerationsDialect,
 )
-from penstock.gateway.wire.dialects.realtime import RealtimeDialect
+from penstock.gateway.wire.dialects.realtime import LiveDialect, RealtimeDialect
 from penstock.gateway.wire.dialects.responses import ID, ResponsesDialect, RetrievalDialect
 
 Headers: TypeAlias = Iterable[tuple[bytes, bytes, bytes]]
@@ -85,6 +85,7 @@ DIALECTS: tuple[Dialect, ...] = (
     McpDialect(),
     RealtimeDialect(),
     GeminiLiveDialect(),
+    LiveDialect(),
     SocketDialect(),
     OPAQUE,
 )

@@ -7,6 +7,9 @@ and what the server has said meanwhile. Both are streams of events on the tape.
 
 A transcription of what a user has said is made by a model of its own, with usage of its own: it is a call too, which
 the user's item tells apart (`item_id`). A call without either holds the rest of a session; it uses nothing.
+
+Live (`/v1/live/sessions`) has neither turns nor responses: both sides speak all the time, and are billed by the second.
+Of a session, or a part of it, the transcripts of both sides are read.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from penstock.gateway.wire.dialects.loose_json import (
     objs,
     text,
 )
+from penstock.gateway.wire.dialects.opaque import SocketDialect
 from penstock.gateway.wire.dialects.parts import content_parts, flat_tools, sampling_parameters, with_instructions
 from penstock.gateway.wire.dialects.responses import ItemHead, assembled, item_message
 from penstock.gateway.wire.dialects.sse import StreamReader, as_struct, chunks
@@ -394,3 +398,50 @@ def _choices(answer: Json) -> list[Choice]:
     parts = [part for item in items for part in item_message(_told(item), "assistant").parts]
     finish = text(_finish(answer.get("status"), answer.get("status_details")))
     return [Choice(message=Message(role="assistant", parts=parts), finish=finish)] if items else []
+
+
+# -- Live --------------------------------------------------------------------------------------------------------------
+
+_LIVE_ROUTE: Final = re.compile(r"(?:/openai)?(?:/v1)?/live(?:/.*)?")
+_SPOKEN: Final = {"session.input_transcript.delta": "user", "session.output_transcript.delta": "assistant"}
+_ADDED: Final = {"session.instructions.append": "developer", "session.thinking.append": "developer"}
+
+
+class LiveDialect(SocketDialect):
+    name = "live"
+    otel: GenAiNames | None = GenAiNames("chat", "openai")
+
+    def matches(self, method: str, path: str) -> bool:
+        """True for the opening of a session, and for one beside it."""
+        return method == "WEBSOCKET" and _LIVE_ROUTE.fullmatch(path) is not None
+
+    def read(self, request: bytes, response: bytes, stream: bool) -> Turn:
+        """The instructions, and what both sides said, each as one text: nothing tells where a turn ends."""
+        problems: list[str] = []
+        sent = list(chunks(request, unread := []))
+        problems += [it.replace("response", "request", 1) for it in unread]
+        said = {"user": "", "assistant": ""}
+        error: str | None = None
+        for event in chunks(response, problems):
+            error = error_message(event) or error
+            if (role := _SPOKEN.get(text(event.get("type")) or "")) is not None:
+                said[role] += text(event.get("delta")) or ""
+        settings = next((it for event in sent if (it := obj(event.get("session")))), Json())
+        more = [
+            Message(role=_ADDED[kind], parts=content_parts(event.get("content")))
+            for event in sent
+            if (kind := text(event.get("type")) or "") in _ADDED
+        ]
+        spoken = {
+            role: Message(role=role, parts=[Part(type="text", text=words)]) for role, words in said.items() if words
+        }
+        asked = [*more, *([spoken["user"]] if "user" in spoken else [])]
+        return Turn(
+            dialect=self.name,
+            model=text(settings.get("model")),
+            stream=True,
+            messages=with_instructions(content_parts(settings.get("instructions")), asked),
+            choices=[Choice(message=spoken["assistant"])] if "assistant" in spoken else [],
+            error=error,
+            problems=problems,
+        )

@@ -78,6 +78,10 @@ class SessionCall(WebSocketCall):
         """Take the client's messages so far as the request."""
         self._admitted.body = self.record.body = sent
 
+    def set_model(self, model: str | None) -> None:
+        """Take the model that the session has by now."""
+        self._admitted.set_model(model)
+
     def set_input(self, sent: bytes, came: list[tuple[bytes, float]]) -> None:
         """Take what was collected: the client's messages, and the server's before the answer, with their times."""
         self.show(sent)
@@ -379,8 +383,9 @@ class SessionConnection(WebSocketConnection):
             self._end_part("ok", None)
 
     def release_part(self, call: SessionCall) -> None:
-        """Give an open part, which is cut off, what was collected."""
+        """Give a part that ends what was collected, and the model, which a message may have named."""
         self.fill(call)
+        call.set_model(self._model)
         self._open = None
 
     def fill(self, call: SessionCall) -> None:
@@ -397,8 +402,8 @@ class SessionConnection(WebSocketConnection):
     def _end_part(self, status: str, error: str | None, last: bool = False) -> None:
         if not self._rest.size and self._open is None:
             return
-        call, self._open = self._open or self._begin_part(self._rest.since), None
-        self.fill(call)
+        call = self._open or self._begin_part(self._rest.since)
+        self.release_part(call)
         call.end_part(status, error)
         if call.waits and not last:
             self._unkept += 1

@@ -309,3 +309,17 @@ async def test_keys_of_browsers_stand_in_a_subprotocol(
             assert headers["authorization"] == "Bearer sk-of-the-gateway"
         else:
             assert headers["sec-websocket-protocol"] == ", ".join(offered)
+
+
+async def test_a_live_session_is_one_span_with_the_transcripts_of_both_sides(rig: Rig) -> None:
+    client = AsyncOpenAI(base_url=rig.base + "/v1", api_key="sk-not-real")
+    async with client, client.live.connect() as connection:
+        host = await rig.accepted.get()
+        await connection.send({"type": "session.start", "session": {"model": "gpt-live", "instructions": "Be kind."}})
+        _ = await host.hear()
+        for kind, words in (("input", "Hel"), ("output", "Hi "), ("input", "lo"), ("output", "there")):
+            await host.say({"type": f"session.{kind}_transcript.delta", "delta": words, "start_ms": 0, "end_ms": 1})
+            _ = await connection.recv()
+    (span,) = await rig.spans(1)
+    assert (span.dialect, span.model, span.status, span.usage) == ("live", "gpt-live", "ok", None)
+    assert await rig.said(span) == (["system: Be kind.", "user: Hello"], "Hi there")

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import json
 import os
-import signal
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -39,7 +38,7 @@ async def rig(within: Within, request: pytest.FixtureRequest) -> AsyncGenerator[
         yield made
 
 
-def open_session(rig: Rig, path: str = "/v1/live/sessions", **more: Any) -> connect:
+def open_session(rig: Rig, path: str = "/v1/chatter", **more: Any) -> connect:
     url = rig.base.replace("http", "ws") + path
     offered = [Subprotocol("other"), Subprotocol("chatter")]
     return connect(url, additional_headers=KEY, subprotocols=offered, proxy=None, max_size=None, **more)
@@ -61,7 +60,7 @@ async def test_a_session_passes_and_is_one_span(rig: Rig, compression: str | Non
             await host.connection.send(message)
             assert await client.recv() == message
     (span,) = await rig.spans(1)
-    assert (span.status, span.http_status, span.usage, span.choices) == ("ok", 101, None, 0)
+    assert (span.status, span.http_status, span.usage, span.model) == ("ok", 101, None, "gpt-live-1")
     assert set(span.attributes or {}) == {"penstock.websocket", SESSION}
     for side, first in (("request", 1), ("response", 0)):
         found = list(events(await rig.tape.raw(span, side)))[first:]  # type: ignore[arg-type]
@@ -177,7 +176,7 @@ async def test_a_killed_gateway_leaves_an_interrupted_span_with_what_had_come(
         url = f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
         gateway = await start_gateway(f'[[upstream]]\nname = "host"\nbase_url = "{url}/v1"\n')
         rig = Rig(gateway.url, Tape(gateway.url, http))
-        async with open_session(rig, "/v1/live", compression=None) as client:
+        async with open_session(rig, "/v1/chatter", compression=None) as client:
             await client.send("first words")
             assert await client.recv() == "first words"
             _ = await rig.tape.open_span("r1")
@@ -186,7 +185,7 @@ async def test_a_killed_gateway_leaves_an_interrupted_span_with_what_had_come(
                 _ = await client.recv()
             part, _ = await rig.spans(2)
             _ = await rig.tape.open_span("r1")
-            gateway.process.send_signal(signal.SIGKILL)
+            await gateway.kill()
             await client.wait_closed()
         await gateway.start()
         rig = Rig(gateway.url, Tape(gateway.url, http))
