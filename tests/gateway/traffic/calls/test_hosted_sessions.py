@@ -16,8 +16,8 @@ import anthropic
 import openai
 import pytest
 from fakes.budgets import budget, toml, uses
-from fakes.local import Local, locally
-from fakes.process import upstream
+from fakes.local import locally
+from fakes.process import Gateway, running, upstream
 from fakes.session_host import MODEL, SMALL, Event, SessionHost, agent_session_host, session_host
 from fakes.tape import Tape
 from fakes.transactions import done
@@ -26,26 +26,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.gateway.model.span import Span
-from penstock.gateway.tape.hosted_sessions import record_events
+from penstock.gateway.tape.hosted_sessions import forget_rollout, record_events
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import Transaction
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.hosted import session_facts
 
-HOME = "session-sesn_1"
+HOME, KEY = "session-sesn_1", "sk-ant-api03-abcdefghijklmnopqrstuvwxyz0123456789"
 SPANS = {"llm": 5, "tool": 2, "event": 6}
 """Of the session, by kind; 5 model turns, one of them of its sub-agent."""
 
 
 class World(NamedTuple):
     host: SessionHost
-    gateway: Local
+    gateway: Gateway
     tape: Tape
 
     def client(self, rollout: str | None = None) -> anthropic.AsyncAnthropic:
         base = self.gateway.url if rollout is None else self.gateway.address(rollout)
-        return anthropic.AsyncAnthropic(base_url=base, api_key="sk-ant-api-test", max_retries=0)
+        return anthropic.AsyncAnthropic(base_url=base, api_key=KEY, max_retries=0)
 
     async def spans(self, rollout: str = HOME) -> list[Span]:
         """Those of the session."""
@@ -371,3 +371,48 @@ def test_odd_answers_harm_nothing(stores: Any, objects: list[Any], of_openai: bo
         exchange = store.exchange(span)
         if exchange is not None:
             _ = by_name(span.dialect).read(exchange.request_body, exchange.response_body, False)
+
+
+def test_what_waits_goes_with_its_rollout(stores: Any) -> None:
+    """A rollout that is forgotten leaves no event behind, and its session begins anew."""
+    store, events = stores(), story()[0]
+    done(store, lambda tape: told(tape, events[:5]))
+    assert len([*store.records("hosted")]) > 5
+    done(store, lambda tape: forget_rollout(tape, "home"))
+    assert [key for key, _ in store.records("hosted")] == [b"\0"]
+
+
+async def test_secrets_stay_out_of_spans(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    async with world(tmp_path, http) as here, here.client() as client:
+        here.host.begin(f"my key is {KEY}")
+        _ = [one async for one in await client.beta.sessions.events.list("sesn_1")]
+        (turn,) = [one for one in await here.spans() if one.kind == "llm"]
+        read = await here.tape.get(f"/api/rollouts/{HOME}/attempts/a1/spans/{turn.sequence}")
+        said = read["turn"]["messages"][0]["parts"][0]["text"]
+        assert said.startswith("my key is ")
+        assert KEY not in json.dumps(read)
+
+
+@pytest.mark.slow
+async def test_workers_take_an_event_once(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    """Also when many clients read the same at once, and a worker is killed meanwhile."""
+    async with session_host() as (host, url):
+        config = upstream("a", url, "anthropic")
+        async with running(tmp_path, config, "--workers", "2") as gateway:
+            here = World(host, gateway, Tape(gateway.url, http))
+            host.begin("the weather?")
+            host.go_on({"custom_tool_use_id": host.events[4]["id"], "content": [{"type": "text", "text": "sunny"}]})
+
+            async def read() -> None:
+                async with here.client() as client:
+                    _ = [one async for one in await client.beta.sessions.events.list("sesn_1", limit=4)]
+                    of_thread = client.beta.sessions.threads.events.list("sthr_2", session_id="sesn_1")
+                    _ = [one async for one in await of_thread]
+
+            await asyncio.gather(*(read() for _ in range(8)))
+            before = await here.spans()
+            assert counted(before) == SPANS
+            await gateway.kill()
+            await gateway.restart()
+            await asyncio.gather(*(read() for _ in range(4)))
+            assert await here.spans() == before
