@@ -167,6 +167,7 @@ WRONG = {
         "key_env = 1", "max_concurrent = 0", "context = 0", "read_timeout = inf",
         'health_path = "health"', 'session_header = "Authorization"', "ca_file = 1", "client_cert = 1",
         "client_key = 1", 'proxy = "http://me:pw@x"', 'proxy = "http://x:99999"', "proxy_auth_env = 1",
+        'auth = "azure"',
     ],
     "route": [
         "model = 1", "upstream = []", "upstream = { a = -1 }", 'stream = "half"', "alias = 1", "train = 1",
@@ -194,6 +195,7 @@ WRONG = {
         'name = "a b"', "server = []", "tool = 1", 'argument = [{ at = "/path", glob = "*" }]',
         "annotations = { readOnly = true }", 'mode = "prod"', 'verdict = "block"', "message = 1",
         'redact = { pattern = "x" }', 'kernel = "module"', "wait = 0", "hard = 1",
+        "agent = 1",
     ],
     "masking": ["name = 1", "pattern = 1", 'paths = ["**"]'],
     "retention": ["filter = 1", 'after = "soon"'],

@@ -44,6 +44,7 @@ from penstock.gateway.traffic.upstreams.health import retry_after_s, take_next
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.traffic.versions import ResourceUse
 from penstock.gateway.wire.dialects.base import EVENT_STREAM
+from penstock.gateway.wire.dialects.family import ANTHROPIC
 from penstock.gateway.wire.dialects.request_body import replace_model
 from penstock.gateway.wire.dialects.sse import begins_event_stream
 from penstock.gateway.wire.http.client_connection import ClientConnection
@@ -347,7 +348,7 @@ class HttpCall(RecordedCall):
         """The head of an answer with how full the budget of the call's key is, in place of the provider's limits, which
         are those of the gateway's own key."""
         budgets, admitted = self._shared.budgets, self._admitted
-        if budgets is None or admitted.dialect.name != "messages" or not (told := budgets.standing(self.record)):
+        if budgets is None or admitted.dialect.family is not ANTHROPIC or not (told := budgets.standing(self.record)):
             return head
         first, *lines = head[:-4].split(b"\r\n")
         kept = [line for line in lines if not line.lower().startswith(b"anthropic-ratelimit-")]

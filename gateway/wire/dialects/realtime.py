@@ -291,14 +291,15 @@ class RealtimeDialect(Dialect):
         problems += [it.replace("response", "request", 1) for it in unread]
         events = list(chunks(response, problems))
         sessions = (obj(it.get("session")) for it in events if str(it.get("type")).startswith("session."))
-        session = next((it for it in reversed(list(sessions)) if it), Json())
-        settings = session | asked.session | asked.create
+        confirmed = next((it for it in reversed(list(sessions)) if it), Json())
+        configured = asked.session
+        settings = confirmed | configured | asked.create
         answer = _answer(events, problems)
         said = {key: value for key, value in settings.items() if key not in _NON_SAMPLING}
         return Turn(
             dialect=self.name,
-            model=text(asked.session.get("model")),
-            model_served=text(session.get("model")),
+            model=text(configured.get("model")),
+            model_served=text(confirmed.get("model")),
             response_id=text(answer.get("id")),
             stream=True,
             sampling=said,

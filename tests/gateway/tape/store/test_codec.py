@@ -181,7 +181,7 @@ def test_nouns_as_positions() -> None:
     names = codec.fields(Attempt, skip=("rollout", "id"))
     assert "rollout" not in names
     values = codec.values(Attempt(rollout="r", id="a", totals=Totals(calls=3)), names)
-    assert values[names.index("totals")] == [3, *[0] * 9, None, 0, 0]
+    assert values[names.index("totals")] == [3, *[0] * 9, None, 0, 0, 0]
     assert codec.defaults(Rollout, ["id", "origin", "metadata"]) == [None, "header", None]
 
 
