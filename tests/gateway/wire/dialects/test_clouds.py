@@ -105,3 +105,8 @@ def test_files_by_reference_are_media() -> None:
     )
     assert turn.problems == []
     assert [(part.type, part.data) for part in turn.messages[0].parts] == [("media", it) for it in content]
+
+
+def test_google_s_error_in_a_list() -> None:
+    turn = find("POST", "/v1beta/openai/chat/completions").read(b"{}", body([{"error": {"message": "bad key"}}]), False)
+    assert (turn.error, turn.problems) == ("bad key", [])
