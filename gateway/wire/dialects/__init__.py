@@ -12,7 +12,7 @@ from penstock.gateway.wire.dialects.base import Dialect
 from penstock.gateway.wire.dialects.bedrock import ConverseDialect
 from penstock.gateway.wire.dialects.bedrock_invoke import BedrockCountDialect, InvokeDialect
 from penstock.gateway.wire.dialects.chat import ChatDialect, CompletionsDialect
-from penstock.gateway.wire.dialects.clouds import IN_PATH, cloud_path
+from penstock.gateway.wire.dialects.clouds import cloud_path, in_path
 from penstock.gateway.wire.dialects.codeassist import CodeAssistCountDialect, CodeAssistDialect
 from penstock.gateway.wire.dialects.family import (
     ANTHROPIC,
@@ -89,6 +89,8 @@ DIALECTS: tuple[Dialect, ...] = (
     SocketDialect(),
     OPAQUE,
 )
+_IN_PATH: Final = {it.name: in_path(it) for it in DIALECTS if it.family in (OPENAI, ANTHROPIC) and not it.unknown}
+"""Dialects of clouds' paths that name the model, by name."""
 _PUBLIC: Final = (OPENAI, ANTHROPIC, CHATGPT, GEMINI)
 FAMILIES: Final[dict[str, Family]] = {
     family.name: family
@@ -105,7 +107,7 @@ def find(method: str, path: str) -> Dialect:
     found = next(dialect for dialect in DIALECTS if dialect.matches(method, cloud.path))
     if found.family is not cloud.api:
         return OPAQUE
-    return found if cloud.model is None else IN_PATH.get(found.name, OPAQUE)
+    return found if cloud.model is None else _IN_PATH.get(found.name, OPAQUE)
 
 
 class _DialectsByName(dict[str, Dialect]):

@@ -2,23 +2,20 @@
 
 A row of the table says which format stands behind a path, by the path that its own API has for it. The call is then
 read by that format's dialect. The model stands in the body, as in the format's own API, or in the path: then the
-server takes that one, whatever the body says, and the dialect is one of `IN_PATH`.
+server takes that one, whatever the body says (`in_path`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import types
 from functools import lru_cache
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
-from penstock.gateway.wire.dialects.base import Dialect, Facts, JsonPostDialect
-from penstock.gateway.wire.dialects.chat import ChatDialect, CompletionsDialect
+from penstock.gateway.wire.dialects.base import Dialect, Facts
 from penstock.gateway.wire.dialects.family import ANTHROPIC, OPENAI, Family
 from penstock.gateway.wire.dialects.loose_json import RequestFields, label
-from penstock.gateway.wire.dialects.messages import MessagesDialect
-from penstock.gateway.wire.dialects.opaque import EmbeddingsDialect
 
 
 class CloudPath(NamedTuple):
@@ -82,8 +79,8 @@ def cloud_path(path: str) -> CloudPath | None:
     return None
 
 
-class _InPath(JsonPostDialect):
-    """A format whose requests name no model, or one that counts for nothing."""
+class _InPath(Dialect):
+    """Put before a format's own class: its requests name no model, or one that counts for nothing."""
 
     def model(self, request: bytes, path: str = "", asked: RequestFields | None = None) -> str | None:
         """The model in the path; that of the body without a path."""
@@ -111,19 +108,7 @@ class _InPath(JsonPostDialect):
         return facts
 
 
-class _ChatInPath(_InPath, ChatDialect): ...
-
-
-class _CompletionsInPath(_InPath, CompletionsDialect): ...
-
-
-class _EmbeddingsInPath(_InPath, EmbeddingsDialect): ...
-
-
-class _MessagesInPath(_InPath, MessagesDialect): ...
-
-
-IN_PATH: Final[Mapping[str, Dialect]] = {
-    dialect.name: dialect for dialect in (_ChatInPath(), _CompletionsInPath(), _EmbeddingsInPath(), _MessagesInPath())
-}
-"""Dialects of paths that name the model, by name."""
+def in_path(dialect: Dialect) -> Dialect:
+    """Return the dialect for paths that name the model."""
+    of = type(dialect)
+    return types.new_class(of.__name__, (_InPath, of))()

@@ -244,6 +244,9 @@ def _depth(value: Any) -> int:
 def document(body: bytes, what: str, problems: list[str]) -> Json:
     """A body as a JSON object; if it is none, a problem is noted and {} returned."""
     value = loads(body)
+    if isinstance(value, list) and "error" in obj(next(iter(arr(value)), None)):
+        # Google's servers of OpenAI's format put an error into a list.
+        value = arr(value)[0]
     if not isinstance(value, dict):
         problems.append(f"{what}: {_problem(body)}")
     elif _brackets(body) > DEEPEST and _depth(value) == DEEPEST and shallow(body) != body:

@@ -22,7 +22,8 @@ OPS = {
 }
 IN_PATH = (
     "/openai/deployments/{}/chat/completions", "/openai/deployments/{}/completions",
-    "/openai/deployments/{}/embeddings", f"{PROJECT}/publishers/anthropic/models/{{}}:rawPredict",
+    "/openai/deployments/{}/embeddings", "/openai/deployments/{}/responses",
+    f"{PROJECT}/publishers/anthropic/models/{{}}:rawPredict",
     f"{PROJECT}/publishers/anthropic/models/{{}}:streamRawPredict",
     "/v1beta1/projects/p/locations/l/publishers/mistralai/models/{}:rawPredict",
     "/v1beta/models/{}:generateContent", f"{PROJECT}/publishers/google/models/{{}}:countTokens", "/model/{}/converse",
@@ -68,7 +69,8 @@ def test_the_model_of_the_body_is_none_where_the_path_names_one() -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "/openai/deployments/d/extensions/chat/completions", "/openai/deployments/d/responses", "/openai/v1/messages",
+        "/openai/deployments/d/extensions/chat/completions", "/openai/deployments/d/responses/r/cancel",
+        "/openai/v1/messages",
         "/anthropic/v1/chat/completions", "/openai/model/m/converse", "/openai/mcp/files", "/anthropic/mcp/x",
         "/openai/v1beta/models/m:generateContent", "/v1/openai/chat/completions", "/openai", "/openai/v1/",
         f"{PROJECT}/publishers/meta/models/llama:rawPredict", f"{PROJECT}/endpoints/1:rawPredict",
@@ -103,3 +105,8 @@ def test_files_by_reference_are_media() -> None:
     )
     assert turn.problems == []
     assert [(part.type, part.data) for part in turn.messages[0].parts] == [("media", it) for it in content]
+
+
+def test_google_s_error_in_a_list() -> None:
+    turn = find("POST", "/v1beta/openai/chat/completions").read(b"{}", body([{"error": {"message": "bad key"}}]), False)
+    assert (turn.error, turn.problems) == ("bad key", [])
