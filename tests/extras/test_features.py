@@ -8,10 +8,12 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import aiohttp
 import anthropic
 import pytest
 from fakes import kubernetes, vllm_wire
 from fakes.clean import Install
+from fakes.clouds import clouds
 from fakes.many_turns import hello
 from fakes.process import ROOT, Gateway, upstream, upstreams
 from fakes.provider import Provider
@@ -91,6 +93,23 @@ async def test_lake(install: Install, provider: Provider, tmp_path: Path) -> Non
     assert again.text.startswith("nothing new since change ")
     read = "import sys, deltalake; print(deltalake.DeltaTable(sys.argv[1]).count())"
     assert clean.run("-c", read, shell.folder / "lake" / "bodies") == "1\n"
+
+
+async def test_clouds(install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clean = install("clouds")
+    async with clouds() as cloud:
+        monkeypatch.setenv("AWS_REGION", "eu-west-3")
+        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{cloud.url}/credentials")
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "account.json"))
+        (tmp_path / "account.json").write_text(cloud.service_account())
+        config = upstream("bedrock", cloud.url, "bedrock") + 'auth = "aws"\n'
+        config += upstream("vertex", cloud.url, "vertex") + 'auth = "google"\n'
+        google = "/v1/projects/p/locations/l/publishers/google/models/m:generateContent"
+        async with clean.gateway(tmp_path / "home", config) as gateway, aiohttp.ClientSession() as session:
+            for path in ("/model/m/converse", google):
+                async with session.post(gateway.address("r1") + path, json={}) as answer:
+                    assert answer.status == 200, await answer.text()
+    assert (len(cloud.signed), cloud.seen[-1].header("authorization")) == (1, f"Bearer {cloud.tokens[-1]}")
 
 
 async def test_masking(install: Install, provider: Provider, tmp_path: Path) -> None:

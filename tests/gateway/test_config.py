@@ -164,7 +164,7 @@ WRONG = {
     "upstream": [
         'name = "a b"', 'base_url = "ftp://x"', 'base_url = "http://me:pw@x"', 'base_url = "http://x?key=1"',
         'base_url = "http://x:99999"', 'base_url = "http://x:http"', 'base_url = "http://x:0"', 'dialect = "grpc"',
-        "key_env = 1", "max_concurrent = 0", "context = 0", "read_timeout = inf",
+        "key_env = 1", 'auth = "azure"', "max_concurrent = 0", "context = 0", "read_timeout = inf",
         'health_path = "health"', 'session_header = "Authorization"', "ca_file = 1", "client_cert = 1",
         "client_key = 1", 'proxy = "http://me:pw@x"', 'proxy = "http://x:99999"', "proxy_auth_env = 1",
         'auth = "azure"',

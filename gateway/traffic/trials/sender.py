@@ -210,9 +210,7 @@ class ReleaseSender:
             if pool.auth is not None:
                 prepared = pool.auth.prepare(question.body)
                 done = None if prepared is None else await prepared
-                host = b"Host", pool.origin.partition("://")[2].encode()
-                fields = [host, *reply.sent]
-                reply.sent += pool.auth.fields(question.request.method, target, fields, question.body, done)
+                reply.sent += pool.auth.fields(question.request.method, target, reply.sent, question.body, done)
             async with self._context.session().request(
                 question.request.method,
                 URL(pool.origin + target, encoded=True),

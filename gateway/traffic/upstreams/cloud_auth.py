@@ -181,7 +181,7 @@ class AwsCredentials(CloudCredentials):
     """The credentials that botocore's chain finds: environment, profile, web identity, container, instance."""
 
     def __init__(self, library: Any) -> None:
-        """`library`: the module `botocore.session`."""
+        """`library`: the module `botocore.session`, which finds them."""
         super().__init__()
         self._library = library
         self._found: Any = None

@@ -19,6 +19,7 @@ from anthropic.lib.bedrock import AsyncAnthropicBedrock
 from anthropic.lib.vertex import AsyncAnthropicVertex
 from fakes.cloud_credentials import Clouds, clouds
 from fakes.event_stream import frame
+from fakes.experiment import CANDIDATE, STABLE, policy, prompt
 from fakes.local import Local, locally
 from fakes.process import upstream
 from fakes.tape import Tape
@@ -26,7 +27,9 @@ from fakes.waiting import until, when
 from yarl import URL
 
 from examples.demo import model as demo
+from penstock.gateway.client.client import Client
 from penstock.gateway.config import UpstreamSettings, load
+from penstock.gateway.model.release import NewRelease
 from penstock.gateway.model.toml import ConfigError
 from penstock.gateway.traffic.upstreams import cloud_auth
 from penstock.gateway.traffic.upstreams.cloud_auth import AwsAuth, AwsCredentials, CloudAuthService
@@ -298,6 +301,31 @@ async def test_without_google_s_credentials(cloud: Clouds, tmp_path: Path, monke
         status, said = await ask(gateway, path)
     assert (status, json.loads(said)["error"]["status"]) == (503, "UNAVAILABLE")
     assert "none.json was not found" in said
+
+
+async def test_a_released_prompt_is_signed_for_and_so_is_what_mirrors_it(role: Clouds, tmp_path: Path) -> None:
+    request: dict[str, Any] = {
+        "anthropic_version": "bedrock-2023-05-31",
+        "max_tokens": 9,
+        "system": STABLE.replace("{date}", "Tuesday"),
+        "messages": [{"role": "user", "content": "Hello"}],
+    }
+    role.answer = json.dumps(demo.message(request | {"model": "m"}, demo.DemoAnswer("Hi."))).encode()
+    async with locally(tmp_path / "g", aws(role)) as gateway, Client(gateway.url) as client:
+        await client.add_version("travel", prompt(STABLE, sent=True))
+        await client.add_version("travel", prompt(CANDIDATE))
+        how = policy(0.9, shadowed="required", shadow={"share": 1.0, "calls": 1})
+        release = await client.start_release("travel", NewRelease(candidate="v2", policy=how))
+        await when(lambda: client.release(release.id), lambda it: it.doing == "shadow")
+        body = json.dumps(request).encode()
+        assert (await ask(gateway, f"{PATH}/invoke", body))[0] == 200
+        await when(lambda: client.release(release.id), lambda it: it.release.stage == "canary")
+        for number in range(8):
+            assert (await ask(gateway, f"{PATH}/invoke", body, rollout=f"later{number}"))[0] == 200
+    said = [json.loads(seen.body)["system"].partition(" of ")[0] for seen in role.seen]
+    old, new = "You are a travel agent", "You are a careful travel agent"
+    assert (said[:2], set(said[2:]) | {old}) == ([old, new], {old, new})
+    assert len(role.signed) == len(said) == 10
 
 
 @pytest.mark.parametrize("stream", [False, True])

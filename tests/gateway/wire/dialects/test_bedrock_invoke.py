@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from fakes.event_stream import exception, frame
 from fakes.local import locally
-from fakes.odd import odd, request, send
+from fakes.odd import abort, odd, request, send
 from fakes.process import upstream
 from fakes.raw import body_of, chunk, connect, head, post, reply
 from fakes.tape import Tape
@@ -287,6 +287,53 @@ async def test_a_call_is_passed_on_as_it_is_and_read(tmp_path: Path, name: str, 
     assert turn is not None
     assert (turn.model, turn.problems) == (MODEL, [])
     assert turn.choices[0].message.parts[0].text == "Let me look: 19 * 23."
+
+
+@pytest.mark.parametrize("name", FORMATS)
+async def test_a_stream_is_masked_on_the_tape_and_counted_by_budgets(tmp_path: Path, name: str) -> None:
+    """`19 * 23` comes in several events, each of them in base64."""
+    asked, _, events = FORMATS[name]
+    answer = STREAM + chunk(framed(*events)) + chunk(b"")
+    rules = (
+        '[[masking]]\nname = "sums"\npattern = "look: 19 . 23"\n'
+        '[[budget]]\nname = "t"\nunit = "tokens"\nlimit = 100000\n'
+    )
+    async with (
+        odd([request(), send(answer)]) as bedrock,
+        locally(tmp_path, upstream("bedrock", bedrock.url, "bedrock") + rules) as gateway,
+        connect(gateway.url) as client,
+        aiohttp.ClientSession() as session,
+    ):
+        client.send(post(f"/rollout/r1/attempt/a1{PATH}/invoke-with-response-stream", body(asked)))
+        assert await client.exactly(len(answer)) == answer
+        tape = Tape(gateway.url, session)
+        (span,) = await tape.spans("r1", 1)
+        turn = (await tape.detail(span)).turn
+        async with session.get(f"{gateway.url}/api/budgets") as budgets:
+            (use,) = (await budgets.json())["budgets"]
+    assert turn is not None
+    assert turn.choices[0].message.parts[0].text == "Let me *************."
+    assert (span.status, span.finish) == ("ok", "stop" if name == "prompt" else span.finish)
+    assert span.usage is not None
+    assert use["used"] == (span.usage.input_tokens or 0) + (span.usage.output_tokens or 0) > 0
+
+
+async def test_the_tokens_of_a_stream_that_breaks_off_are_estimated_by_its_text(tmp_path: Path) -> None:
+    asked, _, events = FORMATS["messages"]
+    begun = [one for one in events if one["type"] not in ("message_delta", "message_stop")]
+    answer = STREAM + chunk(framed(*begun, metrics=False))
+    async with (
+        odd([request(), send(answer), abort()]) as bedrock,
+        locally(tmp_path, upstream("bedrock", bedrock.url, "bedrock")) as gateway,
+        connect(gateway.url) as client,
+        aiohttp.ClientSession() as session,
+    ):
+        client.send(post(f"/rollout/r1/attempt/a1{PATH}/invoke-with-response-stream", body(asked)))
+        assert await client.exactly(len(answer)) == answer
+        (span,) = await Tape(gateway.url, session).spans("r1", 1)
+    assert (span.status, span.error, span.tool_calls) == ("error", "upstream_closed", 1)
+    assert span.estimate is not None
+    assert 5 <= (span.estimate.output_tokens or 0) <= 20
 
 
 def test_two_readings_of_one_answer_agree() -> None:
