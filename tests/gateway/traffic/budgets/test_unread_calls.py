@@ -57,6 +57,7 @@ FREE = (
     "POST /v1internal:countTokens", "POST /v1internal:retrieveUserQuota", "POST /v1internal:recordCodeAssistMetrics",
     "POST /v1/moderations", "GET /v1beta/interactions/i", "GET /v1/conversations/c/items", "GET /v1/batches/b",
     "POST /v1/batches/b/cancel", "POST /v1beta/interactions/i/cancel", "OPTIONS /v1/x",
+    "POST /v1beta1/projects/p/locations/l/interactions/i/cancel",
 )  # fmt: skip
 
 
