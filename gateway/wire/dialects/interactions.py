@@ -21,7 +21,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from penstock.gateway.model.span import Usage
-from penstock.gateway.model.turn import Choice, Message, Part, Tool
+from penstock.gateway.model.turn import Choice, Message, Part, Tool, Turn
 from penstock.gateway.wire.dialects.base import Facts, GenAiNames, JsonPostDialect
 from penstock.gateway.wire.dialects.family import GEMINI, VERTEX, ErrorFields, Failure, Family, body_failure
 from penstock.gateway.wire.dialects.gemini import PREFIX, ROLES
@@ -192,9 +192,19 @@ class InteractionsDialect(JsonPostDialect):
             finish=_finish(answer.status),
             usage=interactions_usage({"usage": answer.usage, "service_tier": answer.service_tier}),
             tool_calls=own.count("function_call"),
-            choices=1 if own or answer.outputs else 0,
+            choices=1 if (own if answer.steps else answer.outputs) else 0,
             failed=failed,
         )
+
+    def read(self, request: bytes, response: bytes, stream: bool) -> Turn:
+        """The exchange; an agent stands for its model."""
+        found = super().read(request, response, stream)
+        return found.model_copy(update={"model": self.model(request)}) if found.model is None else found
+
+    def answer(self, response: bytes, stream: bool, problems: list[str]) -> Json:
+        """The body of a plain answer; an agent stands for its model."""
+        found = super().answer(response, stream, problems)
+        return found if found.get("model") else found | {"model": found.get("agent")}
 
     def assemble(self, body: bytes, problems: list[str]) -> Json:
         """Fold events into one interaction."""
@@ -441,9 +451,12 @@ def _summary(body: bytes) -> tuple[_InteractionHead, bool]:
     places = _StepIndex()
     for event in chain.from_iterable(_events(body)):
         kind = event.event_type
+        if event.error or "error" in (kind, event.type, event.object):
+            error = event.error or True
         if kind == _DELTA:
             if event.metadata:
                 answer.usage = _usage_beside(event.metadata) or answer.usage
+            answer.usage = event.usage or answer.usage
             if type(event.index) is int and event.index in steps:
                 places.newest = event.index
                 continue
@@ -454,7 +467,7 @@ def _summary(body: bytes) -> tuple[_InteractionHead, bool]:
             steps.setdefault(places.of(event.index, True), event.step or _TypeField())
         elif (said := event.interaction) is not None:
             begun = begun or kind == _CREATED
-            for name in ("id", "model", "agent", "service_tier", "steps", "usage"):
+            for name in ("id", "model", "agent", "service_tier", "steps", "outputs", "usage", "error"):
                 if value := getattr(said, name):
                     setattr(answer, name, value)
             answer.status = said.status or answer.status
@@ -463,9 +476,7 @@ def _summary(body: bytes) -> tuple[_InteractionHead, bool]:
         answer.usage = event.usage or answer.usage
         if kind == _COMPLETED:
             ended, answer.status = True, answer.status if _finish(answer.status) else "completed"
-        if event.error or kind == "error" or "error" in (event.type, event.object):
-            error = event.error or True
-    answer.error = error
+    answer.error = error or answer.error
     listed, made = answer.steps or [], [steps[at] for at in sorted(steps)]
     answer.steps = listed if len(listed) > len(made) or (listed and not begun) else made
     return answer, ended or _finish(answer.status) is not None
@@ -499,7 +510,7 @@ def folded(body: bytes, problems: list[str]) -> Json:
             answer |= {key: value for key, value in obj(event["interaction"]).items() if value}
         elif kind == _UPDATE:
             answer |= {"status": event["status"]} if event.get("status") else {}
-            answer.setdefault("id", event.get("interaction_id"))
+            answer["id"] = answer.get("id") or event.get("interaction_id")
         answer |= {"usage": event["usage"]} if event.get("usage") else {}
         if kind == _COMPLETED:
             ended, answer["status"] = True, _finish(answer.get("status")) or "completed"

@@ -59,6 +59,7 @@ FREE = (
     "POST /v1/batches/b/cancel", "POST /v1beta/interactions/i/cancel", "OPTIONS /v1/x",
     "POST /openai/v1/files", "POST /openai/responses/input_tokens", "POST /anthropic/v1/files",
     "POST /v1/projects/p/locations/l/workspaces/w/invoke/v1/messages/count_tokens",
+    "POST /v1beta1/projects/p/locations/l/interactions/i/cancel",
 )  # fmt: skip
 
 

@@ -34,8 +34,12 @@ ANSWERS: dict[str, dict[str, Any]] = {
 
 
 def said(text: str) -> dict[str, Any]:
-    content = [{"type": "output_text", "text": text, "annotations": []}]
+    content: Any = [{"type": "output_text", "text": text, "annotations": []}]
     return {"type": "message", "id": "msg", "role": "assistant", "status": "completed", "content": content}
+
+
+def asked(text: str) -> list[Any]:
+    return [{"role": "user", "content": text}]
 
 
 @asynccontextmanager
@@ -44,12 +48,12 @@ async def world(home: Path, config: str = "") -> AsyncGenerator[Gateway]:
     numbers = count(1)
 
     async def answer(request: web.Request) -> web.StreamResponse:
-        asked: dict[str, Any] = await request.json()
+        given: dict[str, Any] = await request.json()
         number, last = next(numbers), request.path.rpartition("/")[2]
         if last == "interactions":
             made = {"id": f"v1_{number}", "status": "completed", "model": "gemini-4"}
             step = {"type": "model_output", "content": [{"type": "text", "text": "yes"}]}
-            if not asked.get("stream"):
+            if not given.get("stream"):
                 return web.json_response(made | {"steps": [step]})
             stream = await event_stream(request)
             for event in (
@@ -60,7 +64,7 @@ async def world(home: Path, config: str = "") -> AsyncGenerator[Gateway]:
                 await stream.write(b"data: %b\n\n" % json.dumps(event).encode())
             return stream
         found = ANSWERS.get(last, {"object": "response", "status": "completed", "output": [said("yes")], "usage": USED})
-        kept = {"conversation": {"id": asked["conversation"]}} if "conversation" in asked else {}
+        kept = {"conversation": {"id": given["conversation"]}} if "conversation" in given else {}
         return web.json_response({"id": f"resp_{number}"} | found | kept)
 
     app = web.Application()
@@ -101,19 +105,19 @@ async def test_calls_of_one_conversation_are_one_rollout(tmp_path: Path, http: a
 async def test_a_compacted_conversation_goes_on(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     """Its earlier items are gone; also one whose compaction is not known is followed by its items."""
     async with world(tmp_path) as gateway:
-        first: Any = [{"role": "user", "content": "hello"}]
+        first = asked("hello")
         async with client(gateway) as one:
             await one.responses.create(model="m", input=first)
         first.append(said("yes"))
         async with client(gateway) as one:
-            compacted = await one.responses.compact(model="m", input=[*first, {"role": "user", "content": "go on"}])
+            compacted = await one.responses.compact(model="m", input=[*first, *asked("go on")])
         for ask in ("now", "and now"):
             async with client(gateway) as one:
                 kept: Any = [{key: value for key, value in COMPACTION.items() if key != "id"}]
-                await one.responses.create(model="m", input=[*kept, {"role": "user", "content": ask}])
+                await one.responses.create(model="m", input=[*kept, *asked(ask)])
         assert compacted.usage.total_tokens == 40
-        elsewhere: Any = [{"type": "compaction", "encrypted_content": "b3RoZXI"}, {"role": "user", "content": "x"}]
-        for more in ([], [said("yes"), {"role": "user", "content": "y"}]):
+        elsewhere: Any = [{"type": "compaction", "encrypted_content": "b3RoZXI"}, *asked("x")]
+        for more in ([], [said("yes"), *asked("y")]):
             async with client(gateway) as one:
                 await one.responses.create(model="m", input=[*elsewhere, *more])
         joined = ["responses", "compaction", "responses", "responses"]
@@ -125,7 +129,7 @@ async def test_an_interaction_goes_on(tmp_path: Path, http: aiohttp.ClientSessio
     hey: Any = {"type": "user_input", "content": [{"type": "text", "text": "hey"}]}
     answer: Any = {"type": "model_output", "content": [{"type": "text", "text": "yes"}]}
     async with world(tmp_path) as gateway:
-        for asked in (
+        for request in (
             {"input": "hi", "stream": True},
             {"input": "hi", "previous_interaction_id": "v1_1"},
             {"input": "hi", "previous_interaction_id": "v1_2", "stream": True},
@@ -134,7 +138,7 @@ async def test_an_interaction_goes_on(tmp_path: Path, http: aiohttp.ClientSessio
             {"input": [hey, {"type": "thought", "signature": "s"}, answer, hey]},
         ):
             async with aiohttp.ClientSession() as own:
-                came = await own.post(f"{gateway.url}/v1beta/interactions", json={"model": "gemini-4"} | asked)
+                came = await own.post(f"{gateway.url}/v1beta/interactions", json={"model": "gemini-4"} | request)
                 assert came.status == 200
                 await came.read()
         assert [len(calls) for calls in await rollouts(http, gateway, 6)] == [3, 1, 2]
@@ -153,7 +157,7 @@ async def test_calls_beside_responses_are_counted_for_what_they_use(
         made = await one.conversations.create(items=[{"role": "user", "content": "x"}])
         await one.conversations.items.create(made.id, items=[{"role": "user", "content": "x"}])
         spans = sorted(await spans_of(http, gateway, "", 6), key=lambda span: span["start_ns"])
-        assert [(span["dialect"], (span["usage"] or {}).get("output_tokens")) for span in spans] == [
+        assert [(span["dialect"], span["usage"] and span["usage"]["output_tokens"]) for span in spans] == [
             ("compaction", 10), ("decisions", 10), ("moderations", None), ("input_tokens", None),
             ("conversations", None), ("conversations", None),
         ]  # fmt: skip

@@ -71,7 +71,7 @@ def streamed(order: list[int], *, listed: bool = False) -> list[dict[str, Any]]:
     left = {at: deltas(step) for at, step in enumerate(STEPS)}
     for at in [*order, *(at for at, pieces in left.items() for _ in pieces)]:
         if pieces := left[at]:
-            kind = "step" if pieces[0] is not None and len(pieces) == len(deltas(STEPS[at])) else "delta"
+            kind = "step" if len(pieces) == len(deltas(STEPS[at])) else "delta"
             name = "step.start" if kind == "step" else "step.delta"
             events.append({"event_type": name, "index": at, kind: pieces.pop(0)})
             if not pieces:
@@ -223,7 +223,7 @@ def test_errors(answer: bytes, failed: str | None, message: str | None) -> None:
 def test_an_agent_works_in_the_background() -> None:
     request = body({"agent": "deep-research-pro", "input": "x", "background": True})
     begun = body({"id": "v1_b", "status": "in_progress", "agent": "deep-research-pro"})
-    facts = INTERACTIONS.facts(request, begun, False)
+    facts = agreed("interactions", request, begun, False)
     assert (facts.model, facts.model_served, facts.finish) == ("deep-research-pro", "deep-research-pro", None)
     assert deferred_answer_name(INTERACTIONS, request, facts) == "interactions/v1_b"
     fetch = find("GET", "/v1beta/interactions/v1_b")

@@ -34,6 +34,12 @@ ROUTES = {
     "embeddings": "POST /embeddings",
     "messages": "POST /messages",
     "count_tokens": "POST /messages/count_tokens",
+    "compaction": "POST /responses/compact",
+    "input_tokens": "POST /responses/input_tokens",
+    "decisions": "POST /decisions",
+    "moderations": "POST /moderations",
+    "conversations": "POST /conversations, GET /conversations/c, DELETE /conversations/c, POST /conversations/c/items, "
+    "GET /conversations/c/items/i",
     "models": "GET /models, GET /models/gpt-x, GET /models/org/name",
     "managed_sessions": "POST /sessions, GET /sessions/sesn_1/events, GET /sessions/sesn_1/threads/sthr_1/stream",
     "agent_sessions": "POST /agents/sessions, GET /agents/sessions/as_1/subagents/sa_1/turns",
@@ -136,6 +142,82 @@ def test_embeddings() -> None:
     )
     assert by_name("embeddings").read(request, body(answer), False).sampling == {"dimensions": 2}
     assert by_name("embeddings").message_fingerprints(request) == []
+
+
+INPUT = [{"role": "user", "content": "hello"}]
+COUNTED = {"input_tokens": 30, "output_tokens": 10, "total_tokens": 40}
+COUNTS = Usage(input_tokens=30, output_tokens=10)
+SECRET = {"type": "compaction", "id": "cmp_1", "encrypted_content": "c2VjcmV0"}
+
+
+def test_compaction() -> None:
+    made = {"id": "resp_1", "object": "response.compaction", "output": [*INPUT, SECRET], "usage": COUNTED}
+    turn = by_name("compaction").read(body({"model": "m", "input": INPUT}), body(made), False)
+    assert [part.data for part in turn.choices[0].message.parts if part.type == "unknown"] == [SECRET]
+    assert agreed("compaction", body({"model": "m", "input": INPUT}), body(made), False).usage == COUNTS
+    responses = by_name("responses")
+    names = by_name("compaction").continuation_names(body(made), False)
+    assert names[0] == "resp_1"
+    for items in ([*INPUT, SECRET], [{key: SECRET[key] for key in ("type", "encrypted_content")}, *INPUT]):
+        found = responses.items(body({"model": "m", "input": items}))
+        assert (found.previous, len(found.raw)) == (names[1], 2)
+    # Also where a response itself holds it.
+    event = {"type": "response.completed", "response": {"id": "resp_2", "output": [SECRET]}}
+    assert responses.continuation_names(sse(event), True) == ["resp_2", names[1]]
+    for conversation in ("conv_1", {"id": "conv_1"}):
+        assert responses.items(body({"input": "x", "conversation": conversation})).previous == "conv_1"
+
+
+def test_decisions_and_moderations() -> None:
+    asked = {"model": "m", "input": INPUT, "questions": [
+        {"type": "predicate", "name": "p", "instructions": "Is it?"},
+        {"type": "choice", "instructions": "Which?", "choices": [{"value": "a"}]},
+    ]}  # fmt: skip
+    answers = [{"type": "predicate", "name": "p", "probability": 0.9}, {"type": "refusal", "name": None}]
+    made = {"model": "m-1", "answers": answers, "usage": COUNTED}
+    facts = agreed("decisions", body(asked), body(made), False)
+    assert (facts.usage, facts.model_served) == (COUNTS, "m-1")
+    turn = by_name("decisions").read(body(asked), body(made), False)
+    assert [part.text for part in turn.messages[-1].parts] == ["Is it?", "Which?", '[{"value":"a"}]']
+    assert [part.data for part in turn.choices[0].message.parts] == answers
+    judged = {"id": "modr_1", "model": "m-2", "results": [{"flagged": True}, {"flagged": False}]}
+    facts = agreed("moderations", body({"model": "m", "input": ["x", "y"]}), body(judged), False)
+    assert (facts.usage, facts.choices, by_name("moderations").uses_tokens) == (None, 2, False)
+    for given, texts in (("x", ["x"]), (["x", "y"], ["x", "y"]), ([{"type": "text", "text": "x"}], ["x"])):
+        turn = by_name("moderations").read(body({"input": given}), b"", False)
+        assert [message.parts[0].text for message in turn.messages] == texts
+    counted = by_name("input_tokens").read(body({"model": "m", "input": INPUT}), body({"input_tokens": 9}), False)
+    assert (counted.usage, counted.messages[0].parts[0].text) == (None, "hello")
+
+
+def test_newer_items_of_responses() -> None:
+    shell = {"type": "shell_call", "call_id": "c1", "action": {"commands": ["ls"]}, "environment": {"type": "local"}}
+    ran = {"type": "shell_call_output", "call_id": "c1", "output": [{"stdout": "a.txt", "stderr": ""}]}
+    patch = {"type": "apply_patch_call", "call_id": "c2", "operation": {"type": "delete_file", "path": "a.txt"}}
+    found = [{"type": "function", "name": "f", "description": "Finds.", "parameters": {}}]
+    search = [
+        {"type": "tool_search_call", "call_id": "c3", "execution": "client", "arguments": {"q": "f"}},
+        {"type": "tool_search_output", "call_id": "c3", "execution": "client", "tools": found},
+    ]
+    settings = {"type": "configuration_update", "reasoning": {"effort": "low"}}
+    items = [*INPUT, shell, ran, settings, patch, {"type": "apply_patch_call_output", "call_id": "c2"}, *search]
+    tools = [
+        {"type": "shell", "environment": {"type": "local"}},
+        {"type": "shell", "environment": {"type": "container_auto"}},
+    ]
+    responses, asked = by_name("responses"), body({"model": "m", "input": items, "tools": tools})
+    turn = responses.read(asked, b"", False)
+    assert [(message.role, message.parts[0].type) for message in turn.messages] == [
+        ("user", "text"), ("assistant", "tool_call"), ("tool", "tool_call_response"), ("developer", "unknown"),
+        ("assistant", "tool_call"), ("tool", "tool_call_response"), ("assistant", "tool_call"),
+        ("tool", "tool_call_response"),
+    ]  # fmt: skip
+    assert [tool.name for tool in turn.tools] == ["shell", "shell", "f"]
+    assert [(it.text, it.name) for it in responses.tool_texts(asked)] == [("Finds.", "f")]
+    assert responses.server_tools({"tools": tools}) == ["shell"]
+    # What came after the model's last item is new.
+    added = responses.passages(asked, b"", False, lambda: False)
+    assert [passage.id for passage in added] == ["c3"]
 
 
 @pytest.mark.parametrize("name", ["opaque", "models"])

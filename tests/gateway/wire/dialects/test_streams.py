@@ -450,8 +450,38 @@ ANSWERS = some(
     usageMetadata=some(promptTokenCount=INDEX),
     promptFeedback=some(blockReason=ID) | ODD,
 )
+STEP_KINDS = "function_call model_output thought user_input google_search_call function_result new"
+CONTENTS = st.lists(some(type=st.sampled_from(["text", "image", "new"]), text=TEXT, data=TEXT) | ODD, max_size=2) | ODD
+STEPS = some(
+    type=st.sampled_from([*STEP_KINDS.split(), None, 1]), id=ID, name=TEXT, arguments=TEXT, content=CONTENTS,
+    summary=CONTENTS, signature=TEXT, result=TEXT,
+)  # fmt: skip
+STEP_DELTAS = some(
+    type=st.sampled_from(["text", "arguments_delta", "thought_summary", "text_annotation_delta", "image", "new", None]),
+    text=TEXT, arguments=TEXT, content=CONTENTS, annotations=ODD, result=TEXT, data=TEXT,
+)  # fmt: skip
+TOTALS = st.sampled_from([None, {}, {"total_input_tokens": 1}, {"total_output_tokens": 2, "total_thought_tokens": 3}])
+STATES = st.sampled_from([None, "", "queued", "in_progress", "completed", "requires_action", "failed", "cancelled", 1])
+INTERACTION = some(
+    id=ID, model=ID, agent=ID, status=STATES, steps=st.lists(STEPS | ODD, max_size=2) | ODD, usage=TOTALS, error=ODD,
+    outputs=CONTENTS, service_tier=ID,
+)  # fmt: skip
+INTERACTION_KINDS = "interaction.created interaction.completed interaction.status_update step.start step.delta error x"
+INTERACTION_EVENTS = some(
+    event_type=st.sampled_from([*INTERACTION_KINDS.split(), None, 1]),
+    index=INDEX,
+    step=STEPS | ODD,
+    delta=STEP_DELTAS | ODD,
+    metadata=some(total_usage=TOTALS) | ODD,
+    interaction=INTERACTION | ODD,
+    interaction_id=ID,
+    status=STATES,
+    usage=TOTALS,
+    error=ODD,
+)
 DRAWN: dict[str, st.SearchStrategy[Any]] = {
     "chat": CHUNKS, "completions": CHUNKS, "messages": MESSAGE_EVENTS, "responses": RESPONSE_EVENTS, "gemini": ANSWERS,
+    "codeassist": some(response=ANSWERS | ODD, error=ODD, traceId=ID), "interactions": INTERACTION_EVENTS,
 }  # fmt: skip
 EVENT = st.sampled_from(["", "", "", "event: error\n", "event: x\n", "id: 1\n", ": ping\n\n", "retry: 1\n"])
 Form = Callable[[Any], str]

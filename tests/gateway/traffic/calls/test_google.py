@@ -1,7 +1,8 @@
-"""Interactions through a gateway: streams that break off and are resumed, prompts that a release changes, and costs."""
+"""Interactions through a gateway: streams that are resumed, prompts that a release changes, costs; and Code Assist."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,12 +10,14 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 from fakes.budgets import budget, spans_of, toml, uses
 from fakes.experiment import policy
 from fakes.interactions import SAID, InteractionsHost, interactions_host
 from fakes.local import locally
 from fakes.process import Gateway, upstream
 from fakes.waiting import until
+from fakes.web_site import event_stream, everywhere, site
 
 KEY = {"x-goog-api-key": "AIzaKey"}
 ASK: dict[str, Any] = {"model": "gemini-2.5-pro", "input": "Where is it?", "system_instruction": "Be brief."}
@@ -97,3 +100,44 @@ async def test_a_released_prompt_and_the_cost(tmp_path: Path, http: aiohttp.Clie
         assert span["versions"] == {"look": "v2"}
         # The tier that served it counts, and not the one that was asked for.
         assert (await uses(http, gateway.url))[1][2] == pytest.approx((70 * 1.25 + 30 * 10) / 1e6)
+
+
+async def test_code_assist_is_counted_and_routed(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    """Its operations beside generation pass any budget."""
+    seen: list[tuple[str, Any]] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        seen.append((request.path.rpartition(":")[2], await request.json()))
+        usage = {"promptTokenCount": 70, "candidatesTokenCount": 20, "thoughtsTokenCount": 10}
+        piece = {"content": {"role": "model", "parts": [{"text": SAID}]}, "finishReason": "STOP"}
+        told = {"response": {"candidates": [piece], "usageMetadata": usage, "modelVersion": "gemini-2.5-pro"}}
+        if not request.path.endswith(":streamGenerateContent"):
+            return web.json_response({"totalTokens": 9} if request.path.endswith(":countTokens") else {})
+        stream = await event_stream(request)
+        await stream.write(b"data: %b\n\n" % json.dumps(told | {"traceId": "t"}).encode())
+        return stream
+
+    inside = {"contents": [{"role": "user", "parts": [{"text": "hi"}]}], "generationConfig": {"maxOutputTokens": 900}}
+    body = {"model": "fast", "project": "p", "user_prompt_id": "u", "request": inside}
+    route = '[[route]]\nmodel = "fast"\nupstream = "ca"\nalias = "gemini-2.5-pro"\n'
+    caps = toml(budget(name="cap", unit="tokens", limit=4000), budget(name="n", limit=10))
+    async with (
+        site(everywhere(answer)) as url,
+        locally(tmp_path, upstream("ca", url, "codeassist") + route + caps) as gateway,
+    ):
+        for operation in ("loadCodeAssist", "retrieveUserQuota", "countTokens", "streamGenerateContent?alt=sse"):
+            path = f"{gateway.url}/v1internal:{operation}"
+            async with http.post(path, json=body, headers={"authorization": "Bearer ya29.x"}) as came:
+                assert came.status == 200, await came.text()
+        (span,) = await spans_of(http, gateway, "dialect:codeassist", 1)
+        assert (span["model"], span["finish"], span["usage"]["output_tokens"]) == ("fast", "STOP", 30)
+        assert seen[-1] == ("streamGenerateContent", body | {"model": "gemini-2.5-pro"})
+        turn = await turn_of(http, gateway, span)
+        assert turn["choices"][0]["message"]["parts"][0]["text"] == SAID
+        assert not turn["problems"]
+        assert [row[:3] for row in await uses(http, gateway.url)] == [("cap", "", 100), ("n", "", 1)]
+        # The limit in the envelope is what is reserved.
+        inside["generationConfig"] = {"maxOutputTokens": 9000}
+        async with http.post(path, json=body, headers={"authorization": "Bearer ya29.x"}) as came:
+            assert came.status == 429
+            assert "9,000 for the answer" in (await came.json())["error"]["message"]
