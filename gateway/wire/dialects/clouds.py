@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import types
+from copy import copy
 from functools import lru_cache
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
@@ -110,5 +111,6 @@ class _InPath(Dialect):
 
 def in_path(dialect: Dialect) -> Dialect:
     """Return the dialect for paths that name the model."""
-    of = type(dialect)
-    return types.new_class(of.__name__, (_InPath, of))()
+    of, made = type(dialect), copy(dialect)
+    made.__class__ = types.new_class(of.__name__, (_InPath, of))
+    return made
