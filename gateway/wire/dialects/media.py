@@ -392,7 +392,8 @@ class ImagesDialect(MediaDialect):
 
     def _image(self, item: Json, at: int) -> Message:
         said, made = text(item.get("revised_prompt")), text(item.get("b64_json"))
-        part = {"url": item.get("url")} if made is None else in_base64("response", made, f"data[{at}].b64_json")
+        path = "b64_json" if item.get("type") else f"data[{at}].b64_json"
+        part = {"url": item.get("url")} if made is None else in_base64("response", made, path)
         told = [Part(type="text", text=said)] if said else []
         return Message(role="assistant", parts=[*told, Part(type="media", data=part)])
 
