@@ -45,7 +45,7 @@ from penstock.gateway.model.facts import (
     version_labels,
 )
 from penstock.gateway.model.rollout import Reward, RolloutSummary, Totals
-from penstock.gateway.model.span import Span, SpanStatus, Usage
+from penstock.gateway.model.span import UNITS, Span, SpanStatus, Usage
 from penstock.gateway.model.state import Hit, SearchRow
 from penstock.gateway.model.toml import pluralized
 from penstock.gateway.model.tools import ToolStats, ToolUse
@@ -397,7 +397,8 @@ def span_facts(span: Span, brief: bool = True) -> tuple[str | Text, ...]:
         return (*label(span), failed, clean(content(span, brief)), length(span))
     first = f"first byte {duration(span.first_byte_ns)}" if span.first_byte_ns is not None else ""
     charged = "no price" if span.unpriced else money(span.cost)
-    facts = (duration(span.duration_ns), first, f"{used} tokens" if (used := tokens(span)) else "", charged)
+    used = units(span) or (f"{counted} tokens" if (counted := tokens(span)) else "")
+    facts = (duration(span.duration_ns), first, used, charged)
     asked = pluralized(span.tool_calls, "tool call") if span.tool_calls else ""
     again = Text(f"retry of #{span.retry_of}", style="dim") if span.retry_of is not None else ""
     ended = status(span.status), span.error or "", Text(compaction(span), style="yellow"), again, missing_part(span)
@@ -497,13 +498,25 @@ def _what(span: Span) -> str:
 
 
 def tokens(span: Span) -> str:
-    """Tokens in and out as counted; ~80 is an estimate, ? is unknown. Empty for a span that uses no tokens."""
+    """Tokens in and out as counted; ~80 is an estimate, ? is unknown. Empty for a span that uses no tokens. Of calls
+    with media without tokens their units."""
+    if used := units(span):
+        return used
     if span.estimate is None:
         known = span.usage or (Usage() if _uncounted(span) else None)
         return "" if known is None else " → ".join(map(tally, (known.input_tokens, known.output_tokens)))
     known, guess = span.usage or Usage(), span.estimate
     pairs = ((known.input_tokens, guess.input_tokens), (known.output_tokens, guess.output_tokens))
     return " → ".join(f"~{about:,}" if count is None and about is not None else tally(count) for count, about in pairs)
+
+
+def units(span: Span) -> str:
+    """The use of a call with media that has no tokens, such as `2.5 seconds`; empty for others."""
+    usage = span.usage or Usage()
+    if usage.billed is None or usage.input_tokens is not None or usage.output_tokens is not None:
+        return ""
+    found = {name: usage.billed[name] for name in UNITS if name in usage.billed}
+    return ", ".join(f"{it:,g} {name if it != 1 else UNITS[name]}" for name, it in found.items())
 
 
 def call_cost(span: Span) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import binascii
 import contextlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from math import ceil
 from typing import Any, ClassVar, Final
@@ -47,7 +47,7 @@ from penstock.gateway.wire.dialects.request_body import (
     peek_form,
 )
 from penstock.gateway.wire.dialects.sse import StreamReader, chunks
-from penstock.gateway.wire.dialects.tokens import media_usage, number
+from penstock.gateway.wire.dialects.tokens import number, openai_usage
 
 _HASH: Final = 300
 """Most bytes of a file that may be a `MediaHash`."""
@@ -189,7 +189,7 @@ class MediaDialect(JsonPostDialect):
         return self.content(events) | (ends[-1] if ends else {}) | {"data": ends} | (error or {})
 
     def content(self, events: list[Json]) -> Json:
-        """What the events of a stream hold together."""
+        """The content of the events of a stream, put together."""
         return {}
 
     @abstractmethod
@@ -290,6 +290,36 @@ def seconds_of(begin: bytes, size: int) -> float:
     return size / ((int.from_bytes(begin[28:32], "little") if told else 0) or _THIN)
 
 
+def media_usage(answer: Json, counted: Mapping[str, float], made: str = "") -> Usage | None:
+    """Usage of calls with media: tokens, and in `billed` seconds, characters or images. `counted`: the units that
+    follow from the call itself; `made`: what all of its output is, `audio` or `image`, where the answer does not
+    say."""
+    fields, usage = obj(answer.get("usage")), openai_usage(answer) if answer.get("usage") else None
+    usage = usage or Usage()
+    seconds = number(fields.get("seconds"))
+    if seconds is None and usage.input_tokens is None:
+        seconds = number(answer.get("duration"))
+    units = {name: it for name, it in ({"seconds": seconds} | dict(counted)).items() if it}
+    if made and usage.output_tokens and not fields.get("output_tokens_details"):
+        units[f"output_{made}"] = usage.output_tokens
+    billed = (usage.billed or {}) | units
+    usage = usage.model_copy(update={"billed": billed or None})
+    if drawn := obj(answer.get("svg_usage")):
+        usage = _with_svg(usage, drawn)
+    return None if usage == Usage() else usage
+
+
+def _with_svg(usage: Usage, drawn: Json) -> Usage:
+    """Usage with the tokens of the model that wrote an SVG, which its provider counts apart."""
+    made = openai_usage({"usage": drawn}) or Usage()
+    part = [label(drawn.get("model")), made.input_tokens, made.output_tokens, None, None, None]
+    sums = {
+        "input_tokens": (usage.input_tokens or 0) + (made.input_tokens or 0),
+        "output_tokens": (usage.output_tokens or 0) + (made.output_tokens or 0),
+    }
+    return usage.model_copy(update=sums | {"billed": (usage.billed or {}) | {"parts": [part]}})
+
+
 # -- sound -------------------------------------------------------------------------------------------------------------
 
 
@@ -316,7 +346,7 @@ class TranscriptionDialect(MediaDialect):
         return [Choice(message=Message(role="assistant", parts=[Part(type="text", text=said)]))] if said else []
 
     def most(self, request: bytes) -> Usage:
-        """As many seconds as the files may have, and tokens of them and of the transcript."""
+        """The seconds that the files may have, their tokens, and those of a transcript."""
         form = form_type(request)
         try:
             files = [(it.start, it.end) for it in form_fields(request, form or "") if it.file is not None]
@@ -392,12 +422,13 @@ class ImagesDialect(MediaDialect):
 
     def _image(self, item: Json, at: int) -> Message:
         said, made = text(item.get("revised_prompt")), text(item.get("b64_json"))
-        part = {"url": item.get("url")} if made is None else in_base64("response", made, f"data[{at}].b64_json")
+        path = "b64_json" if item.get("type") else f"data[{at}].b64_json"
+        part = {"url": item.get("url")} if made is None else in_base64("response", made, path)
         told = [Part(type="text", text=said)] if said else []
         return Message(role="assistant", parts=[*told, Part(type="media", data=part)])
 
     def most(self, request: bytes) -> Usage:
-        """As many images as are asked for, and tokens of these, of the given images, and of the text."""
+        """The images that are asked for, their tokens, and those of the given images and of the text."""
         asked = request_fields(request, [])
         given = sum(1 for name in ("image", "images", "mask") for _ in _given(asked, name))
         images = max(1, ceil(number(asked.get("n")) or 1))

@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Final, NamedTuple, Protocol, cast
@@ -195,33 +195,6 @@ def embeddings_usage(answer: Json) -> Usage | None:
     if usage is None or usage.input_tokens is not None:
         return usage
     return usage.model_copy(update={"input_tokens": quantity(obj(answer.get("usage")).get("total_tokens"))})
-
-
-def media_usage(answer: Json, counted: Mapping[str, float], made: str = "") -> Usage | None:
-    """Usage of calls with media: tokens, and in `billed` seconds, characters or images. `counted`: the units that
-    follow from the call itself; `made`: what all of its output is, `audio` or `image`, where the answer does not
-    say."""
-    fields, usage = obj(answer.get("usage")), openai_usage(answer) if answer.get("usage") else None
-    usage = usage or Usage()
-    seconds = number(fields.get("seconds"))
-    if seconds is None and usage.input_tokens is None:
-        seconds = number(answer.get("duration"))
-    units = {name: it for name, it in ({"seconds": seconds} | dict(counted)).items() if it}
-    if made and usage.output_tokens and not fields.get("output_tokens_details"):
-        units[f"output_{made}"] = usage.output_tokens
-    billed = (usage.billed or {}) | units
-    usage = usage.model_copy(update={"billed": billed or None})
-    if drawn := obj(answer.get("svg_usage")):
-        usage = _with_svg(usage, drawn)
-    return None if usage == Usage() else usage
-
-
-def _with_svg(usage: Usage, drawn: Json) -> Usage:
-    """Usage with the tokens of the model that wrote an SVG, which its provider counts apart."""
-    made = openai_usage({"usage": drawn}) or Usage()
-    part = [label(drawn.get("model")), made.input_tokens, made.output_tokens, None, None, None]
-    sums = {name: _total((getattr(usage, name), getattr(made, name))) for name in ("input_tokens", "output_tokens")}
-    return usage.model_copy(update=sums | {"billed": (usage.billed or {}) | {"parts": [part]}})
 
 
 def number(value: Any) -> float | None:
