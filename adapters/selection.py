@@ -118,7 +118,7 @@ def select_calls(
 def main_model(episode: Episode) -> str | None:
     """The model that most calls of a rollout request, by the same rule as `penstock doctor`."""
     heads = [call.span for one in episode.attempts for call in one.calls]
-    counts = Counter(head.model for head in heads if head.model and by_name(head.dialect).generates)
+    counts = Counter(head.model for head in heads if head.model and by_name(head.dialect).makes_samples)
     return counts.most_common(1)[0][0] if counts else None
 
 

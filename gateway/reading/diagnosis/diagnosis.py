@@ -216,7 +216,7 @@ def _with_tools(case: Case, attempt: Attempt, spans: Sequence[Span], made: Attem
 
 
 def _main_model(calls: Iterable[Span]) -> str | None:
-    counts = Counter(span.model for span in calls if span.model and by_name(span.dialect).generates)
+    counts = Counter(span.model for span in calls if span.model and by_name(span.dialect).makes_samples)
     return counts.most_common(1)[0][0] if counts else None
 
 
@@ -260,7 +260,7 @@ def _call(case: Case, attempt: Attempt, span: Span, refused: frozenset[int], age
     """The diagnosis of a call by itself. `agents`: the call is added to it."""
     found = list(of_head(case.rollout, attempt, span, case.model, refused))
     tokens = AnswerTokens()
-    if (dialect := by_name(span.dialect)).generates and not dialect.hosted:
+    if by_name(span.dialect).makes_samples:
         exchange = case.exchange(span)
         tokens = _tokens(span, exchange) if exchange else tokens
         found += of_tokens(case.rollout, span, tokens if exchange else None)

@@ -330,7 +330,7 @@ class ReplaySource:
         release, versions = self._release, span.versions or {}
         if span.kind != "llm" or span.status != SpanStatus.OK or not span.choices:
             return False
-        if not by_name(span.dialect).generates or by_name(span.dialect).hosted:
+        if not by_name(span.dialect).makes_samples:
             return False
         if is_release_call(span) or span.truncated or (span.end_ns or 0) > release.changed_ns:
             return False

@@ -172,6 +172,11 @@ class Dialect(ABC):
     otel: GenAiNames | None = None
     """None where the conventions have no name for the format: its calls are plain HTTP there."""
 
+    @property
+    def makes_samples(self) -> bool:
+        """True if a call may be trained on."""
+        return self.generates and not self.session and not self.hosted
+
     @abstractmethod
     def matches(self, method: str, path: str) -> bool:
         """True if a call of this method to this path (no query, below the rollout's address) is in this format. The

@@ -64,10 +64,19 @@ class SessionCall(WebSocketCall):
     __slots__ = ("_session", "begun", "event", "part")
 
     def __init__(
-        self, on: SessionConnection, shared: ProxyContext, admitted: CallRequest, event: str | None = None
+        self,
+        on: SessionConnection,
+        shared: ProxyContext,
+        admitted: CallRequest,
+        event: str | None = None,
+        since: float | None = None,
     ) -> None:
-        """`event`: the client's own id of its request."""
+        """`event`: the client's own id of its request. `since`: when its first message came, monotonic seconds; None
+        for now."""
         super().__init__(on, shared, admitted)
+        if since is not None:
+            self.request.started_ns -= int((self.request.started - since) * 1e9)
+            self.request.started = since
         self._session, self.event = on, event
         self.begun = self.part = False
         # The session, not what is said in it, has decided the rollout.
@@ -136,10 +145,9 @@ class SessionCall(WebSocketCall):
         else:
             self._on.refuse(refusal, self._on.refusal(refusal, self), True)
 
-    def begin_part(self, since: float) -> None:
-        """Begin as a part of the rest. `since`: when its first message came; monotonic seconds."""
-        self.request.started_ns -= int((self.request.started - since) * 1e9)
-        self.request.started, self.begun, self.part = since, True, True
+    def begin_part(self) -> None:
+        """Begin as a part of the rest."""
+        self.begun = self.part = True
         self._shared.begin(self)
         self._move(CallState.SENT)
 
@@ -333,7 +341,7 @@ class SessionConnection(WebSocketConnection):
             self._asked[0].begun = True
             return self._asked.popleft()
         model = self._transcriber if facts.transcribes else self._model
-        call = SessionCall(self, self._shared, self._admit(b"", model))
+        call = SessionCall(self, self._shared, self._admit(b"", model), since=self.touched)
         call.adopt()
         self.fill(call)
         return call
@@ -394,9 +402,9 @@ class SessionConnection(WebSocketConnection):
         call.set_input(b"".join(rest.sent), rest.came)
 
     def _begin_part(self, since: float) -> SessionCall:
-        call = SessionCall(self, self._shared, self._admit(b"", self._model))
+        call = SessionCall(self, self._shared, self._admit(b"", self._model), since=since)
         call.record.settle, self._settle = self._settle, None
-        call.begin_part(since)
+        call.begin_part()
         return call
 
     def _end_part(self, status: str, error: str | None, last: bool = False) -> None:

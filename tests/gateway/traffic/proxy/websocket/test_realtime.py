@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -159,13 +158,14 @@ async def test_voice_detection_makes_responses_and_a_transcription_is_a_call_of_
     assert (one.model, one.status, one.finish, UNATTRIBUTED in (one.attributes or {})) == (
         "gpt-realtime", "ok", "turn_detected", False,
     )  # fmt: skip
+    assert min(one.first_byte_ns or 0, two.first_byte_ns or 0) >= 0
     assert await rig.said(one) == (["system: Be kind.", "user: media"], "Hel")
     assert (two.model, two.status) == ("gpt-4o-transcribe", "ok")
     assert two.usage is not None
     assert (two.usage.input_tokens, two.usage.output_tokens) == (30, 4)
     assert await rig.said(two) == ([], "Hello there")
-    found = await rig.tape.get("/api/rollouts/r1/diagnosis")
-    assert "session" in json.dumps(found)
+    (attempt,) = (await rig.tape.get("/api/rollouts/r1/diagnosis"))["attempts"]
+    assert [[it["code"] for it in call["findings"]] for call in attempt["calls"]] == [["session"]] * 2
 
 
 async def test_responses_beside_each_other_and_errors_find_their_calls(rig: Rig) -> None:
