@@ -339,6 +339,28 @@ def test_no_order_loses_or_repeats_anything(stores: Any, chance: random.Random) 
         assert texts.count(said) == 1
 
 
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32).map(random.Random))
+def test_openai_s_events_are_taken_once_in_any_order(stores: Any, chance: random.Random) -> None:
+    host, store = AgentSessionHost(), stores()
+    host.begin("the weather?")
+    host.go_on({"call_id": "call_1", "output": "sunny"})
+    told_by = [(host.events, True, "events"), (host.turns, False, "turns"), (host.items, False, "items")]
+    pieces = [(one, stream, what) for events, stream, what in told_by * 2 for one in events]
+    chance.shuffle(pieces)
+    for one, stream, what in pieces:
+        body = b"data: %b\n\n" if stream else b'{"data": [%b]}'
+        path = f"/v1/agents/sessions/as_1/{what}"
+        found = session_facts(by_name("agent_sessions"), path, body % json.dumps(one).encode(), stream, 1)
+        assert found is not None
+        done(store, lambda tape: record_events(tape, SpanEntry("r", "a1"), found, ("home", "a1"), None))  # noqa: B023
+    spans = spans_of(store)
+    assert [sum(one[3] == kind for one in spans) for kind in ("llm", "tool")] == [1, 2]
+    texts = b"".join(body for one in spans if one[3] == "llm" for body in one[-1]).decode()
+    texts += "".join(str(one.attributes) for one in store.spans("home", "a1") if one.kind == "event")
+    assert (texts.count("the weather?"), texts.count("It is sunny.")) == (1, 1)
+
+
 FIELDS = (
     "id", "type", "object", "processed_at", "session_thread_id", "model_request_start_id", "model_usage", "usage",
     "turn", "turn_id", "item", "agent", "content", "input", "name", "tool_use_id", "status", "started_at", "session",
