@@ -18,7 +18,7 @@ import pytest
 from fakes.budgets import budget, toml, uses
 from fakes.local import locally
 from fakes.process import Gateway, running, upstream
-from fakes.session_host import MODEL, SMALL, Event, SessionHost, agent_session_host, session_host
+from fakes.session_host import MODEL, SMALL, AgentSessionHost, Event, SessionHost, agent_session_host, session_host
 from fakes.tape import Tape
 from fakes.transactions import done
 from fakes.waiting import until
