@@ -17,7 +17,7 @@ from rich.text import Text
 from penstock.console.views.noun import LimitedSelection, NounRows, NounView
 from penstock.console.views.rollouts import pluralized
 from penstock.console.views.table import Column, ago, figure, plain
-from penstock.gateway.model.base import Noun
+from penstock.gateway.model.base import CALLS, Noun
 from penstock.gateway.model.facts import SESSION
 from penstock.gateway.model.span import Span, SpanStatus
 
@@ -114,7 +114,9 @@ def sessions(spans: Iterable[Span]) -> list[Session]:
 
 
 def _name(span: Span) -> _SessionName | None:
-    """The session of a call; None for a call without one."""
+    """The session of a call; None for a call without one, and for what is no call."""
+    if span.kind not in CALLS:
+        return None
     id = (span.attributes or {}).get("mcp.session.id")
     if id is not None:
         # A call that is open, or was not passed on, has no upstream yet.

@@ -400,7 +400,7 @@ def span_tree(spans: Sequence[Span], asked: Mapping[int, int] | None = None) -> 
         named = span.parent_id if guess is None or guess.parent is None else guess.parent.span_id
         parent = asked.get(span.sequence, by_id.get(named) if named else None)
         if parent is None and span.kind == "otel" and is_provider_span(span.attributes):
-            parent = served.get((span.attributes or {}).get(RESPONSE_ID))
+            parent = served.get(str((span.attributes or {}).get(RESPONSE_ID)))
         parents[span.sequence] = _unless_circle(span.sequence, parent, parents)
     made: dict[int | None, list[Span]] = {}
     for span in sorted(spans, key=lambda span: (span.start_ns, span.sequence)) if agent else spans:

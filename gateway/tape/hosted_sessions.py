@@ -22,11 +22,12 @@ told. A place is a thread (empty for the session's own), or "turn " and the id o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from itertools import islice
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -162,6 +163,14 @@ def _span_id(session: str, name: str) -> str:
     return _digest(session, name)[:8].hex()
 
 
+class _Lane(NamedTuple):
+    """The bounds of turns in one lane of a place."""
+
+    positions: list[bytes]
+    """In order."""
+    states: dict[bytes, bytes]
+
+
 class _SessionFold:
     """The events of one answer on their way into a session."""
 
@@ -170,6 +179,7 @@ class _SessionFold:
         self._name, self._formats = told.session.encode() + b"\0", told.formats
         self._places = dict[str, None]()
         """The threads, and the turns that have ids, with new events."""
+        self._lanes = dict[bytes, _Lane]()
         self.turns: list[SpanEntry] = []
 
     def learn(self, told: SessionFacts) -> None:
@@ -219,7 +229,19 @@ class _SessionFold:
     def _place(self, place: str) -> bytes:
         return self._name + place.encode() + b"\0"
 
+    def _lane(self, place: str, lane: bytes) -> _Lane:
+        """A lane of a place; read once."""
+        prefix = b"b" + self._place(place) + lane
+        if prefix not in self._lanes:
+            states = {key[len(prefix) :]: state for key, state in self._tape.scan(DATABASE, prefix)}
+            self._lanes[prefix] = _Lane([*states], states)
+        return self._lanes[prefix]
+
     def _bound(self, place: str, lane: bytes, position: bytes, state: bytes) -> None:
+        known = self._lane(place, lane)
+        if position not in known.states:
+            insort(known.positions, position)
+        known.states[position] = state
         self._tape.put(DATABASE, b"b" + self._place(place) + lane + position, state)
 
     def _join(self, event: SessionEvent, position: bytes) -> None:
@@ -246,7 +268,7 @@ class _SessionFold:
         if start.kind == "start":
             self._bound(start.thread, b"s", begin, _CLOSED)
             self._bound(end.thread, b"e", stop, _CLOSED)
-            inputs, outputs = self._lowest(start.thread, b"s", begin), self._lowest(start.thread, b"e", stop)
+            inputs, outputs = self._before(start.thread, b"s", begin), self._before(start.thread, b"e", stop)
             place = b"p" + self._place(start.thread)
             for key, stored in [*self._tape.scan(DATABASE, place)]:
                 at, event = key[len(place) :], _event(stored)
@@ -289,15 +311,11 @@ class _SessionFold:
         self._write(entry)
         self.turns.append(entry)
 
-    def _lowest(self, thread: str, lane: bytes, position: bytes) -> bytes:
+    def _before(self, place: str, lane: bytes, position: bytes) -> bytes:
         """The position of the last bound of a lane before a position; empty for none."""
-        prefix, last = b"b" + self._place(thread) + lane, b""
-        for key, _ in self._tape.scan(DATABASE, prefix):
-            at = key[len(prefix) :]
-            if at >= position:
-                break
-            last = at
-        return last
+        positions = self._lane(place, lane).positions
+        at = bisect_left(positions, position)
+        return positions[at - 1] if at else b""
 
     def _run(self, call: SessionEvent, result: SessionEvent) -> SpanEntry:
         entry = self._entry(call.thread, call, result)
@@ -373,16 +391,12 @@ class _SessionFold:
             waiting = [*self._tape.scan(DATABASE, place)]
             if not waiting:
                 continue
-            lanes = {lane: [*self._bounds(named, lane)] for lane in (b"s", b"e")}
             for key, stored in waiting:
                 event = _event(stored)
-                lane = lanes[b"s" if event.kind in ("input", "result") else b"e"]
-                bound = next((state for at, state in lane if at >= key[len(place) :]), _OPEN)
+                lane = self._lane(named, b"s" if event.kind in ("input", "result") else b"e")
+                at = bisect_left(lane.positions, key[len(place) :])
+                bound = lane.states[lane.positions[at]] if at < len(lane.positions) else _OPEN
                 if bound == _CLOSED:
                     self._tape.delete(DATABASE, key)
                     if event.kind not in ("call", "result", "ran"):  # these have a span of their own
                         self._write(self._own(event))
-
-    def _bounds(self, place: str, lane: bytes) -> Iterable[tuple[bytes, bytes]]:
-        prefix = b"b" + self._place(place) + lane
-        return ((key[len(prefix) :], state) for key, state in self._tape.scan(DATABASE, prefix))

@@ -53,7 +53,10 @@ class SessionHost:
         """A user says something: the agent wants the weather of the client."""
         self.event("user.message", content=[_text(said)])
         self.event("session.status_running")
-        asked = [("agent.thinking", {}), ("agent.custom_tool_use", {"name": "weather", "input": {"city": "Bern"}})]
+        asked: list[tuple[str, Event]] = [
+            ("agent.thinking", {}),
+            ("agent.custom_tool_use", {"name": "weather", "input": {"city": "Bern"}}),
+        ]
         use = self.turn(*asked)[-1]
         self.event("session.status_idle", stop_reason={"type": "requires_action", "event_ids": [use["id"]]})
 
@@ -74,7 +77,14 @@ class SessionHost:
     # -- the API -------------------------------------------------------------------------------------------------------
 
     def _session(self) -> Event:
-        agent = {"type": "agent", "id": "agent_1", "name": "main", "version": 1, "model": {"id": MODEL}, "tools": []}
+        agent: Event = {
+            "type": "agent",
+            "id": "agent_1",
+            "name": "main",
+            "version": 1,
+            "model": {"id": MODEL},
+            "tools": [],
+        }
         helper = agent | {"id": "agent_2", "name": "helper", "model": {"id": SMALL}}
         at = BEGAN.isoformat()
         return {
@@ -175,7 +185,7 @@ class AgentSessionHost:
         self._tell("idle", session=self.state("idle"))
 
     def state(self, status: str = "idle") -> Event:
-        agent = {"id": "agent_1", "model": "gpt-5.4-mini", "name": "main", "service_tier": "auto", "tools": []}
+        agent: Event = {"id": "agent_1", "model": "gpt-5.4-mini", "name": "main", "service_tier": "auto", "tools": []}
         return {
             "id": "as_1", "object": "agent.session", "agent": agent, "created_at": 1_790_000_000, "status": status,
             "environment": {}, "last_active_at": 1, "metadata": {}, "required_actions": [], "vault_ids": [],

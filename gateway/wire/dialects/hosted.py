@@ -446,7 +446,7 @@ def _said(one: Json) -> Iterator[Message]:
         of = next((one[name] for name in (*_OF, "call_id", "id") if name in one), None)
         failed = bool(one.get("is_error") or one.get("error"))
         content = next((one[name] for name in ("content", "output", "error") if one.get(name) is not None), None)
-        told = content if isinstance(content, str | list) or content is None else dumps(content)
+        told = dumps(content) if isinstance(content, dict) else content
         yield Message(role="tool", parts=[result_part(of, told, wire=one if failed else None)])
 
 

@@ -19,10 +19,12 @@ CLAUDE = {"service.name": "claude-platform"}
 TRACE = "ab" * 16
 
 
-async def called(inlet: Inlet, rollout: str, response: str | None, start: int = 1, **more: Any) -> None:
+async def called(
+    inlet: Inlet, rollout: str, response: str | None, start: int = 1, attributes: dict[str, Any] | None = None
+) -> None:
     """A call that was answered, or got an error."""
     entry = SpanEntry(rollout, "a1", status="ok" if response else "error", start_ns=start, end_ns=start + 9)
-    entry.dialect, entry.response_id, entry.attributes = "messages", response, more or None
+    entry.dialect, entry.response_id, entry.attributes = "messages", response, attributes
     await inlet.dispatcher.add([entry])
 
 
@@ -54,7 +56,7 @@ async def test_the_response_tells_the_call(inlet: Inlet) -> None:
 
 
 async def test_the_request_tells_a_call_without_a_response(inlet: Inlet) -> None:
-    await called(inlet, "r1", None, **{REQUEST_ID: "req_1"})
+    await called(inlet, "r1", None, attributes={REQUEST_ID: "req_1"})
     await sent(inlet, *served(REQUEST_ID, "req_1"))
     assert names(inlet.spans("r1")) == NAMES
 

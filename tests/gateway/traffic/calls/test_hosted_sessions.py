@@ -18,7 +18,7 @@ import pytest
 from fakes.budgets import budget, toml, uses
 from fakes.local import locally
 from fakes.process import Gateway, running, upstream
-from fakes.session_host import MODEL, SMALL, Event, SessionHost, agent_session_host, session_host
+from fakes.session_host import MODEL, SMALL, AgentSessionHost, Event, SessionHost, agent_session_host, session_host
 from fakes.tape import Tape
 from fakes.transactions import done
 from fakes.waiting import until
@@ -196,8 +196,8 @@ def test_the_provider_s_cost_counts_where_no_model_is_known(stores: Any) -> None
     done(store, lambda tape: told(tape, [*events[:7], costs[0]]))
     done(store, lambda tape: told(tape, [*events[7:], costs[1], costs[0]]))
     spans = [*store.spans("home", "a1")]
-    billed = [one.usage.billed["cost"] for one in spans if one.usage and (one.usage.billed or {}).get("cost")]
-    assert billed == [1.0, 1.5]
+    billed = [one.usage.billed for one in spans if one.name == "session.usage" and one.usage]
+    assert billed == [{"cost": 1.0}, {"cost": 1.5}]
     assert not any(one.model for one in spans)
 
 
@@ -334,9 +334,31 @@ def test_no_order_loses_or_repeats_anything(stores: Any, chance: random.Random) 
     assert [sum(one[3] == kind for one in spans) for kind in ("llm", "tool")] == [5, 2]
     assert sum(one[6].input_tokens for one in spans if one[6]) == 5 * 120
     texts = b"".join(body for one in spans if one[3] == "llm" for body in one[-1]).decode()
-    texts += "".join(str((one.attributes or {}).get("text", "")) for one in store.spans("home", "a1"))
+    texts += "".join(str(one.attributes) for one in store.spans("home", "a1") if one.kind == "event")
     for said in ("the weather?", "It is sunny in Bern.", "it is small"):
         assert texts.count(said) == 1
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32).map(random.Random))
+def test_openai_s_events_are_taken_once_in_any_order(stores: Any, chance: random.Random) -> None:
+    host, store = AgentSessionHost(), stores()
+    host.begin("the weather?")
+    host.go_on({"call_id": "call_1", "output": "sunny"})
+    told_by = [(host.events, True, "events"), (host.turns, False, "turns"), (host.items, False, "items")]
+    pieces = [(one, stream, what) for events, stream, what in told_by * 2 for one in events]
+    chance.shuffle(pieces)
+    for one, stream, what in pieces:
+        body = b"data: %b\n\n" if stream else b'{"data": [%b]}'
+        path = f"/v1/agents/sessions/as_1/{what}"
+        found = session_facts(by_name("agent_sessions"), path, body % json.dumps(one).encode(), stream, 1)
+        assert found is not None
+        done(store, lambda tape: record_events(tape, SpanEntry("r", "a1"), found, ("home", "a1"), None))  # noqa: B023
+    spans = spans_of(store)
+    assert [sum(one[3] == kind for one in spans) for kind in ("llm", "tool")] == [1, 2]
+    texts = b"".join(body for one in spans if one[3] == "llm" for body in one[-1]).decode()
+    texts += "".join(str(one.attributes) for one in store.spans("home", "a1") if one.kind == "event")
+    assert (texts.count("the weather?"), texts.count("It is sunny.")) == (1, 1)
 
 
 FIELDS = (
