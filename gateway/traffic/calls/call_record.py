@@ -37,7 +37,7 @@ from penstock.gateway.traffic.calls.answer_masking import (
     unencoded,
     without_tokens,
 )
-from penstock.gateway.traffic.calls.call_request import NOTED, RETRY_COUNT, CallRequest, agent_facts
+from penstock.gateway.traffic.calls.call_request import NOTED, RETRY_COUNT, UNCOUNTED, CallRequest, agent_facts
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.wire.dialects.base import EVENT_STREAM, Facts
 from penstock.gateway.wire.dialects.batches import batch_facts as batch_told
@@ -341,6 +341,7 @@ class CallRecord:
                 said[low] = value
             elif found := span.parse(value.decode("latin-1")):
                 entry.trace_id, entry.parent_id = found
+        entry.uncounted_tries = UNCOUNTED in said
         if said or call.said:
             self._agent_facts = agent_facts(call.said or said)
         return entry
