@@ -152,6 +152,8 @@ class SpanEntry:
     body: StoredBody | None = None
     retried: bool = False
     """The client says that it repeats an earlier call."""
+    uncounted_tries: bool = False
+    """True if its client does not count its retries: a call like one that failed repeats that one."""
     gap: bool = False
     """The call was answered but its bytes are lost: counted, not kept."""
     ambiguous: bool = False

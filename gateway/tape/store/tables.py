@@ -226,7 +226,7 @@ class TapeTables:
         if entry.status == SpanStatus.OPEN or entry.deferred is not None:
             self._announce(batch, live, entry)
             return
-        if entry.retried:
+        if entry.retried or (entry.uncounted_tries and live.failed):
             _link_retry(live, entry)
         if entry.status != SpanStatus.OK and entry.body is not None:
             _note_failed(live, entry)
@@ -484,7 +484,7 @@ def _link_retry(live: CachedAttempt, entry: SpanEntry) -> None:
     key = hash(entry.body.request)
     if failed := live.failed.get(key):
         entry.retry_of = failed.pop(0)
-    elif live.newest and live.base is not None and live.base.request == entry.body.request:
+    elif entry.retried and live.newest and live.base is not None and live.base.request == entry.body.request:
         entry.retry_of = live.newest
 
 

@@ -50,6 +50,7 @@ from penstock.gateway.traffic.calls.call_request import (
     FIRST_ATTEMPT,
     NOTED,
     RETRY_COUNT,
+    UNCOUNTED,
     CallRequest,
     agent_facts,
     session_rollout,
@@ -371,6 +372,7 @@ class CallRecord:
                 said[low] = value
             elif found := span.parse(value.decode("latin-1")):
                 entry.trace_id, entry.parent_id = found
+        entry.uncounted_tries = UNCOUNTED in said
         if said or call.said:
             self._agent_facts = agent_facts(call.said or said)
         return entry

@@ -296,7 +296,9 @@ def host_of(target: str) -> tuple[str, int] | None:
 _NO_MATCH: Final = ConversationMatch()
 RETRY_COUNT: Final = b"x-stainless-retry-count"
 """Header in which the SDKs of OpenAI and Anthropic count their retries of a call, from 0."""
-NOTED: Final = frozenset({b"content-encoding", b"traceparent", RETRY_COUNT, _THREAD, *AGENT_HEADERS})
+UNCOUNTED: Final = b"x-claude-code-session-id"
+"""Header of Claude Code, which repeats failed calls with a `RETRY_COUNT` of 0."""
+NOTED: Final = frozenset({b"content-encoding", b"traceparent", RETRY_COUNT, UNCOUNTED, _THREAD, *AGENT_HEADERS})
 """Headers of a request that its span tells of."""
 _UNREAD: Final = "\0"
 """Stands for a model name that was not read yet; no model has this name."""

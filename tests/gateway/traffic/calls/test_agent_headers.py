@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from fakes.odd import request, send
+from fakes.raw import reply
 from fakes.rig import CHAT, GOOD, Within
 
 from penstock.gateway.model.facts import (
@@ -80,3 +81,16 @@ async def test_a_span_has_its_sub_agent(within: Within, monkeypatch: pytest.Monk
         ["Bash=1"], ["Bash=20"], ["Bash=271", "mcp__a;b=0"], None,
     ]  # fmt: skip
     assert sorted(row["sequence"] for row in rows) == [1, 2]
+
+
+async def test_a_try_that_claude_code_does_not_count_repeats_the_call_that_failed(within: Within) -> None:
+    count = ("x-stainless-retry-count", "0")
+    claude = [count, ("x-claude-code-session-id", "s1")]
+    answers = [reply(500, b"{}"), GOOD, GOOD, reply(500, b"{}"), GOOD]
+    script = [step for answer in answers for step in (request(), send(answer))]
+    async with within() as rig, rig.upstream(script), rig.client() as client:
+        for headers in (claude, claude, claude, [count], [count]):
+            client.send(rig.call(b'{"model":"m","n":%d}' % len(headers), headers))
+            _ = await client.message()
+        spans = await rig.tape.spans(rig.rollout, 5)
+    assert [span.retry_of for span in spans] == [None, 1, None, None, None]
