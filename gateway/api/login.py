@@ -1,4 +1,4 @@
-"""The gateway contract of Claude Code: a developer types the gateway's URL into `/login` and works with a key of ours.
+"""Claude Code's gateway protocol: a developer signs in at the gateway with a key for calls.
 
     GET  /.well-known/oauth-authorization-server     where to sign in (RFC 8414)
     POST /oauth/device_authorization                 begins a sign-in (RFC 8628): a code for the client, one for people
@@ -75,7 +75,7 @@ class DeviceLogin:
     """The client's `User-Agent`."""
     began: float
     polled: float = 0.0
-    state: Literal["pending", "denied"] | None = "pending"
+    state: Literal["pending", "denied"] = "pending"
     key: str | None = None
     """Name of the key with which a person has allowed it."""
 
@@ -112,7 +112,7 @@ class DeviceLogins:
     def find(self, user_code: str) -> DeviceLogin | None:
         """The sign-in of a code as a person types it, if it waits."""
         self._drop_old()
-        wanted = "".join(filter(str.isalpha, user_code.upper()))
+        wanted = "".join(filter(_LETTERS.__contains__, user_code.upper()))
         found = (one for one in self._by_device.values() if one.state == "pending" and one.key is None)
         return next((one for one in found if secrets.compare_digest(one.user_code, wanted)), None)
 

@@ -38,11 +38,13 @@ _SECRET: Final = re.compile(
     r"|(session|sess|sid)(?=]*$))($|[^a-z0-9])"
 )
 _CREDENTIAL: Final = re.compile(
-    r"(.*-)?([a-z]*authorization|cookie2?|[a-z]*password|passwd|pwd|passphrase|passcode|[a-z]*secret|credentials?|creds|jwt"
+    r"(.*-)?([a-z]*authorization|cookie2?|[a-z]*password|passwd|pwd|passphrase|passcode|[a-z]*secret|credentials?|creds|jwt|t?otp|client-assertion|saml-?response"
     r"|((api|access|auth|private|secret|signing|encryption|master|account|subscription|virtual|ssh)-?keys?)"
     r"|((api|access|auth|refresh|id|session|security|bearer|csrf|xsrf|bot|deploy|device|github|gitlab|oauth|hf)-?token))"
 )
 """Matches the last part of an attribute's name, with hyphens between its words."""
+_SETTINGS: Final = re.compile(r"(.*-)?(connection-?string|dsn)")
+"""Matches the last part of the name of an attribute whose value names credentials itself: `Server=h;Password=p`."""
 _TOKEN: Final = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9._~+/=-]{16,}")
 """Matches the value of an attribute that is only named `token`, if that is a credential and no token of a text."""
 _HEADERS: Final = re.compile(r"(?:http|rpc(?:\.[a-z_]+)?)\.(?:request|response)\.(?:header|metadata)\.(.+)", re.DOTALL)
@@ -226,7 +228,7 @@ def attributes(found: dict[str, Any]) -> dict[str, Any]:
 
 def _attribute(name: str, value: Any) -> Any:
     if isinstance(value, str):
-        return _MASK if value and _is_credential(name, value) else _said(value)
+        return _MASK if value and _is_credential(name, value) else _said(value, _attribute_kind(name) == "settings")
     if isinstance(value, dict):
         members = cast(dict[str, Any], value)
         whole = _attribute_kind(name) == "secret"
@@ -240,16 +242,20 @@ def _is_credential(name: str, value: str) -> bool:
 
 
 @lru_cache(4096)
-def _attribute_kind(name: str) -> Literal["secret", "token", "data"]:
-    """`token`: the value tells whether it is a credential or a token of a text."""
+def _attribute_kind(name: str) -> Literal["secret", "token", "settings", "data"]:
+    """`token`: the value tells whether it is a credential or a token of a text; `settings`: parts of it may be."""
     if header := _HEADERS.fullmatch(name):
         return "secret" if is_secret(header[1]) else "data"
     words = _NOT_WORDS.sub("-", _CAMEL.sub("-", name.rpartition(".")[2]).lower()).strip("-")
-    return "secret" if _CREDENTIAL.fullmatch(words) else "token" if words == "token" else "data"
+    if _CREDENTIAL.fullmatch(words):
+        return "secret"
+    return "token" if words == "token" else "settings" if _SETTINGS.fullmatch(words) else "data"
 
 
-def _said(value: str) -> str:
-    """A text that may be a URL, with secrets masked: by shape, and in a URL also by name."""
+def _said(value: str, settings: bool = False) -> str:
+    """A text that may be a URL, with secrets masked: by shape, and in a URL also by name. `settings`: secret names may
+    stand in it with their values."""
+    value = _mask_stated(value) if settings else value
     if _HINT.search(value.lower()) is None:
         return value
     if "://" in value:

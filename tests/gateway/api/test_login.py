@@ -165,7 +165,7 @@ async def test_until_it_is_allowed_a_client_waits_and_gets_its_token_once(
             assert (status, "no key for calls" in told) == (403, True)
         assert (await decide(http, gateway, begun["user_code"], sec_fetch_site="cross-site"))[0] == 403
         assert (await decide(http, gateway, begun["user_code"], origin="https://evil.example"))[0] == 403
-        assert (await decide(http, gateway, "BBBB-BBBB"))[0] == 404
+        assert [(await decide(http, gateway, code))[0] for code in ("BBBB-BBBB", "é\0", "")] == [404] * 3
         assert (await decide(http, gateway, begun["user_code"].lower().replace("-", " "), origin=gateway.url))[0] == 200
         assert (await decide(http, gateway, begun["user_code"]))[0] == 404, "a code is used once"
         status, found = await form(http, url, **asked)

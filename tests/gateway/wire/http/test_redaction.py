@@ -242,7 +242,8 @@ CREDENTIALS = [
     "clientSecret", "webhook.secret", "access_token", "refreshToken", "id_token", "aws.session_token", "set-cookie",
     "private_key", "aws_secret_access_key", "secretKey", "credentials", "x-auth-token", "bearer_token", "signing-key",
     "http.request.header.x-vendor-key", "http.response.header.set-cookie", "rpc.grpc.request.metadata.x-token",
-    "passphrase", "github_token", "csrf-token", "http.request.header.authorization", "Ocp-Apim-Subscription-Key",
+    "passphrase", "otp", "client_assertion",
+    "github_token", "csrf-token", "http.request.header.authorization", "Ocp-Apim-Subscription-Key",
 ]
 # fmt: on
 
@@ -281,6 +282,13 @@ def test_a_secret_under_a_name_of_data_goes(secret: str, kept: tuple[str, Any], 
 )
 def test_passwords_of_urls_in_texts_go(text: str, wanted: str) -> None:
     assert redaction.plain_text(text) == redaction.attributes({"a": text})["a"] == wanted
+
+
+def test_settings_of_connections_lose_their_keys() -> None:
+    said = {"db.connection_string": "Server=h;User=me;Password=p!w;Timeout=5", "dsn": "host=h password='a b' x=1"}
+    kept = {"db.connection_string": "Server=h;User=me;Password=***;Timeout=5", "dsn": "host=h password='***' x=1"}
+    assert redaction.attributes(said) == kept
+    assert redaction.attributes({"a.dsn": "postgresql://me:p@h/d?x=1"}) == {"a.dsn": "postgresql://***@h/d?x=1"}
 
 
 def test_a_long_token_under_its_bare_name_goes() -> None:
