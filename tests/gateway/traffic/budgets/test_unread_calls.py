@@ -36,7 +36,7 @@ UNREAD = (
     "/v1/conversations/c/runs",
     "/v1/realtime/client_secrets", "/v1/fine_tuning/jobs", "/v1/threads/t/runs", "/v1/messages/batches",
     "/v1/sessions/s/events", "/v1beta/interactions/i/more", "/v1beta/models/m:batchGenerateContent",
-    "/openai/deployments/gpt/images/generations?api-version=2025-01-01",
+    "/openai/deployments/gpt/brand/new?api-version=2025-01-01",
     "/model/gpt-5/invoke", "/model/gpt-5/invoke-with-response-stream",
     "/v1/projects/p/locations/l/publishers/meta/models/llama:rawPredict", "/async-invoke", "/anthropic/v1/complete",
     "/v1/projects/p/locations/l/endpoints/1:rawPredict", "/openai/mcp/chat/completions", "/anthropic/v1/responses",
@@ -116,8 +116,8 @@ def test_a_body_that_is_no_object_is_not_read(dialect: Any, body: bytes) -> None
 @pytest.mark.parametrize(
     ("path", "named", "known"),
     [
-        ("/openai/deployments/opus/audio/speech?api-version=1", "free", False),
-        ("/openai/deployments/gpt/audio/speech?api-version=1", "gpt", True),
+        ("/openai/deployments/opus/brand/new?api-version=1", "free", False),
+        ("/openai/deployments/gpt/brand/new?api-version=1", "gpt", True),
         ("/openai/deploy%6Dents/opus/images/edits", "free", False),
         ("/v1/projects/p/locations/l/publishers/meta/models/llama-opus:rawPredict", "free", False),
         ("/v1beta/models/gemini:batchGenerateContent", "free", False),

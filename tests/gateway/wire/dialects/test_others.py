@@ -34,8 +34,8 @@ ROUTES = {
     "embeddings": "POST /embeddings",
     "messages": "POST /messages",
     "count_tokens": "POST /messages/count_tokens",
-    "compaction": "POST /responses/compact",
-    "input_tokens": "POST /responses/input_tokens",
+    "responses_compaction": "POST /responses/compact",
+    "responses_count_tokens": "POST /responses/input_tokens",
     "decisions": "POST /decisions",
     "moderations": "POST /moderations",
     "conversations": "POST /conversations, GET /conversations/c, DELETE /conversations/c, POST /conversations/c/items, "
@@ -152,11 +152,11 @@ SECRET = {"type": "compaction", "id": "cmp_1", "encrypted_content": "c2VjcmV0"}
 
 def test_compaction() -> None:
     made = {"id": "resp_1", "object": "response.compaction", "output": [*INPUT, SECRET], "usage": COUNTED}
-    turn = by_name("compaction").read(body({"model": "m", "input": INPUT}), body(made), False)
+    turn = by_name("responses_compaction").read(body({"model": "m", "input": INPUT}), body(made), False)
     assert [part.data for part in turn.choices[0].message.parts if part.type == "unknown"] == [SECRET]
-    assert agreed("compaction", body({"model": "m", "input": INPUT}), body(made), False).usage == COUNTS
+    assert agreed("responses_compaction", body({"model": "m", "input": INPUT}), body(made), False).usage == COUNTS
     responses = by_name("responses")
-    names = by_name("compaction").continuation_names(body(made), False)
+    names = by_name("responses_compaction").continuation_names(body(made), False)
     assert names[0] == "resp_1"
     for items in ([*INPUT, SECRET], [{key: SECRET[key] for key in ("type", "encrypted_content")}, *INPUT]):
         found = responses.items(body({"model": "m", "input": items}))
@@ -186,7 +186,9 @@ def test_decisions_and_moderations() -> None:
     for given, texts in (("x", ["x"]), (["x", "y"], ["x", "y"]), ([{"type": "text", "text": "x"}], ["x"])):
         turn = by_name("moderations").read(body({"input": given}), b"", False)
         assert [message.parts[0].text for message in turn.messages] == texts
-    counted = by_name("input_tokens").read(body({"model": "m", "input": INPUT}), body({"input_tokens": 9}), False)
+    counted = by_name("responses_count_tokens").read(
+        body({"model": "m", "input": INPUT}), body({"input_tokens": 9}), False
+    )
     assert (counted.usage, counted.messages[0].parts[0].text) == (None, "hello")
 
 
