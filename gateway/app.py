@@ -245,7 +245,7 @@ class Gateway:
         """Services that only one of the processes that write a tape may run."""
         self._beside = ServiceGroup({
             "credentials of clouds": CloudAuthService(
-                [*self.pools.values(), *self._wanted.pools.values()], self._redactor
+                [*self.pools.values(), *self._wanted.pools.values()], self._redactor, self.store.hide
             ),
             "tool definitions": self.definitions,
             "prompt coverage": self.coverage,

@@ -89,6 +89,10 @@ class Store(StoreReader):
             self._processes.close()
         self._env.close()
 
+    def hide(self, secrets: Secrets) -> None:
+        """Remove these secrets instead of those before from all text that others supply."""
+        self._writer.secrets = secrets
+
     @property
     def lock(self) -> int | None:
         """The descriptor of the writer's lock; None for a tape that is opened only for reading."""

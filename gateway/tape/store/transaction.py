@@ -225,7 +225,7 @@ class Writer:
         """`process`: the name of this process (`store.directory`). `secrets`: known secrets, removed from all text that
         others supply; calls have theirs removed already."""
         self._env = env
-        self._secrets = secrets
+        self.secrets = secrets
         self._known = -1
         self._cursor = -1
         """The newest known change; -1 before the first transaction."""
@@ -323,7 +323,7 @@ class Writer:
                 one.follow(view, missed)
 
     def _transaction(self, batch: WriteBatch) -> Transaction:
-        return Transaction(batch, self._tables, self._followers, self._secrets)
+        return Transaction(batch, self._tables, self._followers, self.secrets)
 
     def _heard(self, batch: WriteBatch, live: CachedAttempt, seen_ns: int) -> None:
         assert self._woken is not None

@@ -215,9 +215,10 @@ class HttpCall(RecordedCall):
 
     def _on_prepared(self, pool: ConnectionPool, fresh: bool, done: asyncio.Future[str | None]) -> None:
         """Called when the request can be signed, or there are no credentials."""
-        if self.state is not CallState.WAITING or done.cancelled():
+        error = None if done.cancelled() else done.exception()
+        if self.state is not CallState.WAITING:
             return
-        if isinstance(error := done.exception(), Refusal):
+        if isinstance(error, Refusal):
             self._do("asked elsewhere", partial(self.on_refused, error))
         elif self._resumes():
             self._prepared = done.result()

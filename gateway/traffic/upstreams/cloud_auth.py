@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 
 from penstock.gateway.config import UpstreamSettings
 from penstock.gateway.model.codes import install_hint
+from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.model.times import Backoff
 from penstock.gateway.model.toml import ConfigError
 from penstock.gateway.wire.dialects.family import ANTHROPIC, BEDROCK, host_of
@@ -322,10 +323,11 @@ class AuthenticatedPool(Protocol):
 class CloudAuthService:
     """Gives upstreams their authentication, and keeps the credentials fresh. `start`, then `stop`."""
 
-    def __init__(self, pools: Iterable[AuthenticatedPool], redactor: Redactor) -> None:
-        """`redactor`: learns the secrets. Raises `ConfigError` if a library or a region is missing."""
+    def __init__(self, pools: Iterable[AuthenticatedPool], redactor: Redactor, hide: Callable[[Secrets], None]) -> None:
+        """`redactor`, `hide`: learn the secrets, which then reach no call on the tape and no other text on it. Raises
+        `ConfigError` if a library or a region is missing."""
         self._pools = [pool for pool in pools if pool.config.auth is not None]
-        self._redactor = redactor
+        self._redactor, self._hide = redactor, hide
         self._own, self._tape = redactor.own, redactor.tape
         self._secrets: dict[str, list[str]] = {}
         """Secrets by cloud: the current ones, and those before them, which requests under way may still have."""
@@ -380,6 +382,7 @@ class CloudAuthService:
         self._secrets[cloud] = [*before[-2:], *secrets]
         values = [it.encode() for some in self._secrets.values() for it in some]
         self._redactor.own, self._redactor.tape = self._own.with_values(values), self._tape.with_values(values)
+        self._hide(self._redactor.tape)
 
     def _tell(self, cloud: str, credentials: CloudCredentials, before: str | None) -> None:
         """Log a change. `before`: the problem of the attempt before."""

@@ -144,6 +144,13 @@ async def test_keys_of_a_role_are_refreshed_before_they_expire_and_hidden(role: 
         assert (await ask(gateway))[0] == 200
         first = role.signed[0].key
         await wanted(gateway, lambda status: role.signed[-1].key != first)
+        token = role.seen[-1].header("x-amz-security-token")
+        async with ClientSession() as session:
+            event = {"events": [{"name": "told", "attributes": {"said": f"it is {token}"}}]}
+            async with session.post(f"{gateway.url}/rollout/r3/attempt/a1/events", json=event) as answer:
+                assert answer.status < 300, await answer.text()
+            (span,) = await Tape(gateway.url, session).spans("r3", 1)
+        assert (span.attributes or {})["said"] == "it is " + "*" * len(token)
         role.statuses, role.answer = [400], f"no: {role.seen[-1].header('x-amz-security-token')}".encode()
         status, said = await ask(gateway)
         assert (status, said) == (400, "no: " + "*" * (len(role.answer) - 4))
@@ -393,7 +400,7 @@ async def test_the_service_and_region_of_a_host(host: str) -> None:
 async def test_settings_that_cannot_work(said: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_REGION")
     with pytest.raises(ConfigError, match=why):
-        CloudAuthService([ConnectionPool(UpstreamSettings(name="u", **said))], Redactor())
+        CloudAuthService([ConnectionPool(UpstreamSettings(name="u", **said))], Redactor(), lambda _: None)
 
 
 @pytest.mark.parametrize(("auth", "module", "package"), [
@@ -408,7 +415,7 @@ async def test_a_missing_library_is_said_at_the_start(
     monkeypatch.setattr(cloud_auth, "import_module", missing)
     config = UpstreamSettings(name="u", base_url="https://example.com", dialect="bedrock", auth=auth)
     with pytest.raises(ConfigError, match=rf"needs {package}, which is not here: pip install '\.\[clouds\]'"):
-        CloudAuthService([ConnectionPool(config)], Redactor())
+        CloudAuthService([ConnectionPool(config)], Redactor(), lambda _: None)
 
 
 def test_an_upstream_has_one_key(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from fakes.process import upstream
 from fakes.raw import body_of, chunk, connect, head, post, reply
 from fakes.tape import Tape
 from fakes.wire_bodies import agreed, body, same
+from hypothesis import given
+from hypothesis import strategies as st
 
 from examples.demo import model as demo
 from examples.demo.model import DemoAnswer, DemoToolCall
@@ -338,7 +340,18 @@ async def test_the_tokens_of_a_stream_that_breaks_off_are_estimated_by_its_text(
 
 def test_two_readings_of_one_answer_agree() -> None:
     asked, plain, _ = FORMATS["converse"]
-    same(
-        INVOKE.read(body(asked), body(plain), False),
-        INVOKE.read(body(asked), body(plain | {"amazon-bedrock-guardrailAction": "NONE"}), False),
-    )
+    guarded = body(plain | {"amazon-bedrock-guardrailAction": "NONE"})
+    same(INVOKE.read(body(asked), body(plain), False), INVOKE.read(body(asked), guarded, False))
+
+
+STREAMS = {name: framed(*events) for name, (_, _, events) in FORMATS.items()}
+
+
+@given(st.sampled_from(sorted(FORMATS)), st.floats(0, 1))
+def test_a_stream_that_is_cut_anywhere(name: str, part: float) -> None:
+    asked, stream = body(FORMATS[name][0]), STREAMS[name]
+    came = stream[: round(len(stream) * part)]
+    facts, turn = INVOKE.facts(asked, came, True), INVOKE.read(asked, came, True)
+    assert (facts.failed is None) == (EARLY not in turn.problems)
+    assert (facts.choices, facts.usage) == (len(turn.choices), turn.usage)
+    assert INVOKE.is_complete(came) == (len(came) == len(stream))
