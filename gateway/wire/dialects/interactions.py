@@ -429,6 +429,10 @@ def _searches(counted: list[Json]) -> dict[str, int]:
 # -- streams -----------------------------------------------------------------------------------------------------------
 
 
+_PIECES: Final[Any] = object()
+"""The key of pieces until the stream ends: no key on the wire."""
+
+
 class _StepIndex:
     """The places of a stream's steps: an event without an index is about the newest one."""
 
@@ -528,7 +532,7 @@ def _add(step: Json, of: str, delta: Json) -> None:
     """Add a delta to its step."""
     match of:
         case "arguments_delta":
-            step.setdefault("pieces", []).append(text(delta.get("arguments")) or "")
+            step.setdefault(_PIECES, []).append(text(delta.get("arguments")) or "")
         case "thought_summary":
             _extend(step, "summary", delta.get("content"))
         case "thought_signature":
@@ -550,7 +554,7 @@ def _extend(step: Json, name: str, content: Any) -> None:
     contents = step[name] = arr(step.get(name))
     last, wire = obj(contents[-1] if contents else None), obj(content)
     if wire.keys() == {"type", "text"} and last.get("type") == "text" == wire["type"] and not last.get("annotations"):
-        contents[-1] = last | {"text": f"{text(last.get('text')) or ''}{text(wire['text']) or ''}"}
+        last.setdefault(_PIECES, [text(last.get("text")) or ""]).append(text(wire["text"]) or "")
     elif wire:
         contents.append(dict(wire))
 
@@ -563,8 +567,12 @@ def _joined(before: Any, more: Any) -> Any:
 
 
 def _whole(step: Json) -> Json:
-    """A step as plain answers have it: the pieces of arguments are one object, or a text if they are none."""
-    pieces = step.pop("pieces", None)
+    """A step as plain answers have it: pieces of a text are one, those of arguments an object, or a text if they are
+    none."""
+    for content in (*objs(step.get("content")), *objs(step.get("summary"))):
+        if _PIECES in content:
+            content["text"] = "".join(content.pop(_PIECES))
+    pieces = step.pop(_PIECES, None)
     if not pieces:
         return step
     said = "".join(pieces)

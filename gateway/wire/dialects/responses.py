@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
+from penstock.gateway.model.facts import CACHE_MISS, REASONING_REMOVED
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message, Part, Tool, Turn
 from penstock.gateway.wire.dialects.base import DELTA_TEXT, Dialect, Facts, GenAiNames, JsonPostDialect, routes
@@ -82,7 +83,10 @@ from penstock.gateway.wire.dialects.websocket_messages import (
 # newest. A `.done` counts before the deltas. The last event holds the whole answer, unless its server leaves the
 # items out.
 
-_NEWEST = ("id", "model", "status", "incomplete_details", "usage", "service_tier", "tool_usage", "output", "error")
+_NEWEST = (
+    "id", "model", "status", "incomplete_details", "usage", "service_tier", "tool_usage", "output", "error",
+    "input_transformations", "prompt_cache_diagnostics",
+)  # fmt: skip
 LOST = ("response.failed", "response.cancelled")
 """Events that end a response without an answer."""
 LISTS = {
@@ -142,6 +146,8 @@ class ResponseHead(ErrorFields, gc=False):
     service_tier: Any = None
     tool_usage: Any = None
     conversation: Any = None
+    input_transformations: Any = None
+    prompt_cache_diagnostics: Any = None
     output: list[ItemHead] | None = None
 
 
@@ -449,6 +455,7 @@ class ResponsesDialect(JsonPostDialect):
             tool_calls=sum(_is_call(item.type, item.call_id) for item in answer.output or ()),
             choices=1 if answer.output else 0,
             failed=failed,
+            attributes=_diagnostics(answer) if answer.input_transformations or answer.prompt_cache_diagnostics else {},
         )
 
     def assemble(self, body: bytes, problems: list[str]) -> Json:
@@ -563,6 +570,13 @@ def compaction_names(items: Any) -> list[str]:
     """The names of the compactions among items: these may lose their ids when the client sends them back."""
     said = [text(item.get("encrypted_content")) for item in objs(items) if item.get("type") == "compaction"]
     return [COMPACTED + blake2b(it.encode("utf-8", "replace"), digest_size=16).hexdigest() for it in said if it]
+
+
+def _diagnostics(answer: ResponseHead) -> dict[str, Any]:
+    """What the provider says about its handling of the prompt."""
+    removed = {reason for it in objs(answer.input_transformations) if (reason := label(it.get("reason")))}
+    missed = label(obj(answer.prompt_cache_diagnostics).get("reason"))
+    return ({REASONING_REMOVED: sorted(removed)} if removed else {}) | ({CACHE_MISS: missed} if missed else {})
 
 
 def _fails(answer: ResponseHead) -> bool:

@@ -15,11 +15,13 @@ import pytest
 from fakes.wire_bodies import agreed, body, same, sse
 from openai.types import Completion, CreateEmbeddingResponse
 
+from penstock.gateway.model.facts import CACHE_MISS, REASONING_REMOVED
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Part, Turn
 from penstock.gateway.wire.dialects import DIALECTS, FAMILIES, by_name, find
 from penstock.gateway.wire.dialects.base import Facts
 from penstock.gateway.wire.dialects.family import ANTHROPIC, OPENAI, Family
+from penstock.gateway.wire.dialects.unread_content import find_unread
 from penstock.gateway.wire.dialects.websocket_messages import (
     ClientMessageKind,
     ServerMessageKind,
@@ -220,6 +222,21 @@ def test_newer_items_of_responses() -> None:
     # What came after the model's last item is new.
     added = responses.passages(asked, b"", False, lambda: False)
     assert [passage.id for passage in added] == ["c3"]
+
+
+def test_what_a_provider_says_about_a_prompt() -> None:
+    """A release that changes the model loses the reasoning of the one before."""
+    made = {
+        "id": "resp_1", "status": "completed", "output": [], "usage": COUNTED,
+        "input_transformations": [{"type": "reasoning", "action": "removed", "reason": "model_mismatch"}] * 2,
+        "prompt_cache_diagnostics": {"type": "cache_miss", "reason": "tools_changed", "cache_missed_tokens": 9},
+    }  # fmt: skip
+    told = {REASONING_REMOVED: ["model_mismatch"], CACHE_MISS: "tools_changed"}
+    stream = sse({"type": "response.completed", "response": made})
+    for answer, streamed in ((body(made), False), (stream, True)):
+        facts = by_name("responses").facts(b"{}", answer, streamed)
+        assert facts.attributes == told
+        assert find_unread(by_name("responses"), b"{}", answer, streamed, facts, answer) == {}
 
 
 @pytest.mark.parametrize("name", ["opaque", "models"])

@@ -454,7 +454,7 @@ STEP_KINDS = "function_call model_output thought user_input google_search_call f
 CONTENTS = st.lists(some(type=st.sampled_from(["text", "image", "new"]), text=TEXT, data=TEXT) | ODD, max_size=2) | ODD
 STEPS = some(
     type=st.sampled_from([*STEP_KINDS.split(), None, 1]), id=ID, name=TEXT, arguments=TEXT, content=CONTENTS,
-    summary=CONTENTS, signature=TEXT, result=TEXT,
+    summary=CONTENTS, signature=TEXT, result=TEXT, pieces=ODD,
 )  # fmt: skip
 STEP_DELTAS = some(
     type=st.sampled_from(["text", "arguments_delta", "thought_summary", "text_annotation_delta", "image", "new", None]),
