@@ -37,8 +37,8 @@ from penstock.gateway.model.facts import (
     AGENT_ID,
     COMPACTED,
     COMPACTION,
-    SESSION,
-    SESSION_EVENT,
+    HOSTED_EVENT,
+    HOSTED_SESSION,
     TRIES,
     UNREAD,
     own_attribute,
@@ -463,7 +463,7 @@ def content(span: Span, brief: bool = True) -> str:
     own = {
         name: value
         for name, value in attributes.items()
-        if not name.startswith("otel.") and name not in (SESSION, SESSION_EVENT)
+        if not name.startswith("otel.") and name not in (HOSTED_SESSION, HOSTED_EVENT)
     }
     said = list(own.values())
     return abbreviate(said[0] if len(said) == 1 and isinstance(said[0], str) else compact(own or None), BRIEF)

@@ -18,7 +18,7 @@ from penstock.console.views.noun import LimitedSelection, NounRows, NounView
 from penstock.console.views.rollouts import pluralized
 from penstock.console.views.table import Column, ago, figure, plain
 from penstock.gateway.model.base import CALLS, Noun
-from penstock.gateway.model.facts import SESSION
+from penstock.gateway.model.facts import HOSTED_SESSION
 from penstock.gateway.model.span import Span, SpanStatus
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _name(span: Span) -> _SessionName | None:
         # A call that is open, or was not passed on, has no upstream yet.
         server = SERVER.match(span.path)
         return _SessionName("mcp", span.upstream or (server[1] if server else ""), str(id))
-    if (told := (span.attributes or {}).get(SESSION)) is not None:
+    if (told := (span.attributes or {}).get(HOSTED_SESSION)) is not None:
         return _SessionName("hosted", "", str(told).partition("/")[2])
     if (path := HOSTED.match(span.path)) is not None:
         return _SessionName("hosted", "", path[1])

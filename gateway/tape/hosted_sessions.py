@@ -31,7 +31,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from penstock.gateway.model.facts import SESSION, SESSION_EVENT, TOOL
+from penstock.gateway.model.facts import HOSTED_EVENT, HOSTED_SESSION, TOOL
 from penstock.gateway.model.span import Usage
 from penstock.gateway.tape.store import keys
 from penstock.gateway.tape.store.codec import StoredBody
@@ -342,7 +342,7 @@ class _SessionFold:
         if said := hosted.event_text(event):
             attributes["text"] = said
         if event.type == hosted.USAGE_TOLD and (cost := hosted.list_cost(event)) is not None:
-            attributes["penstock.session.list_cost"] = cost
+            attributes["penstock.hosted.list_cost"] = cost
             self._count_cost(event, cost)
         entry.attributes = attributes
         return entry
@@ -373,7 +373,7 @@ class _SessionFold:
         entry.upstream, entry.agent = by.upstream, self._agent(thread).name
         entry.span_id = _span_id(self._session, first.id)
         entry.parent_id = _span_id(self._session, f"thread {thread}") if thread else None
-        entry.attributes = {SESSION: self._session, SESSION_EVENT: first.id}
+        entry.attributes = {HOSTED_SESSION: self._session, HOSTED_EVENT: first.id}
         return entry
 
     def _give_bodies(self, entry: SpanEntry, request: bytes, response: bytes) -> None:

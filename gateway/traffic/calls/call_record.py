@@ -21,8 +21,8 @@ from penstock.gateway.model.facts import (
     BACKGROUND,
     CAPTURED,
     HASHED_MEDIA,
+    HOSTED_SESSION,
     REQUEST_ID,
-    SESSION,
     UNREAD,
 )
 from penstock.gateway.model.known_secrets import NO_SECRETS, BodyContext
@@ -475,7 +475,7 @@ class CallRecord:
             if self.call.anonymous and not entry.sequence:
                 # It has made the session: the answer tells its rollout.
                 entry.rollout, entry.attempt = home
-        entry.attributes = {**(entry.attributes or {}), SESSION: told.session}
+        entry.attributes = {**(entry.attributes or {}), HOSTED_SESSION: told.session}
         given = self.call.dialect.gives_work(self.request.method, self.call.path.partition("?")[0])
         entry.batch = told.session if given else None
         entry.follow = partial(hosted_sessions.record_events, told=told, home=home, count=self.count_results)

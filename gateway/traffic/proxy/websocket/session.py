@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import orjson
 
-from penstock.gateway.model.facts import SESSION, UNRELEASED
+from penstock.gateway.model.facts import SOCKET_SESSION, UNRELEASED
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import Transaction
 from penstock.gateway.traffic.budgets.operations import BudgetShortfall
@@ -213,7 +213,7 @@ class SessionConnection(WebSocketConnection):
         """`settle`: what a budget has reserved for a session that cannot be divided."""
         super().__init__(shared, client, upstream, way)
         unreleased = {} if shared.pins.catalog.empty else {UNRELEASED: True}
-        self.attributes: dict[str, Any] = {SESSION: secrets.token_hex(8), **unreleased}
+        self.attributes: dict[str, Any] = {SOCKET_SESSION: secrets.token_hex(8), **unreleased}
         """Attributes of its calls."""
         self._model, self._transcriber = way.admitted.model, None
         self._asked: deque[SessionCall] = deque()

@@ -52,7 +52,7 @@ class World(NamedTuple):
         await self.tape.written()
         found = (await self.tape.get(f"/api/rollouts/{rollout}/spans?limit=1000"))["spans"]
         spans = [Span.model_validate(one) for one in found]
-        return [one for one in spans if "penstock.session.event" in (one.attributes or {})]
+        return [one for one in spans if "penstock.hosted.event" in (one.attributes or {})]
 
 
 @asynccontextmanager

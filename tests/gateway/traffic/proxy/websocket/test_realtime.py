@@ -16,7 +16,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
-from penstock.gateway.model.facts import SESSION, UNATTRIBUTED, UNRELEASED
+from penstock.gateway.model.facts import SOCKET_SESSION, UNATTRIBUTED, UNRELEASED
 
 USAGE: Json = {
     "total_tokens": 60, "input_tokens": 40, "output_tokens": 20,
@@ -119,7 +119,7 @@ async def test_each_response_is_a_span_with_what_was_said_before_it(rig: Rig) ->
         "completed",
         1,
     )
-    assert (one.attributes or {})[SESSION] == (two.attributes or {})[SESSION]
+    assert (one.attributes or {})[SOCKET_SESSION] == (two.attributes or {})[SOCKET_SESSION]
     assert two.usage is not None
     assert (two.usage.input_tokens, two.usage.output_tokens, two.usage.cached_tokens) == (40, 20, 8)
     assert two.usage.billed == {"input_audio": 30, "output_audio": 15, "cached_audio": 8}

@@ -24,7 +24,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Subprotocol
 
-from penstock.gateway.model.facts import SESSION
+from penstock.gateway.model.facts import SOCKET_SESSION
 from penstock.gateway.traffic.proxy.websocket.connection import ClientMessageForwarder, UpstreamMessageForwarder
 from penstock.gateway.wire.dialects.sse import events
 
@@ -61,7 +61,7 @@ async def test_a_session_passes_and_is_one_span(rig: Rig, compression: str | Non
             assert await client.recv() == message
     (span,) = await rig.spans(1)
     assert (span.status, span.http_status, span.usage, span.model) == ("ok", 101, None, "gpt-live-1")
-    assert set(span.attributes or {}) == {"penstock.websocket", SESSION}
+    assert set(span.attributes or {}) == {"penstock.websocket", SOCKET_SESSION}
     for side, first in (("request", 1), ("response", 0)):
         found = list(events(await rig.tape.raw(span, side)))[first:]  # type: ignore[arg-type]
         assert [event.type for event in found] == ["message", "binary", "base64", "message"]
