@@ -5,7 +5,7 @@ place of their bytes: their SHA-256, size and type, so that a recording can stil
 never changed. Media are
 
 * a body whose content type is that of media, or which is no text;
-* in a form, a file of which the same holds;
+* in a form, a file of which the same holds; other files and fields are looked through;
 * in JSON, events of a stream and JSON lines: a text in base64 at a place of media (`_is_media`);
 * in any text, a `data:` URL in base64.
 
@@ -118,8 +118,12 @@ def _files(body: bytes, content_type: str) -> Iterator[_Place]:
     try:
         for one in form_fields(body, content_type):
             said, at = body[one.start : one.end], one.end
-            if len(said) >= LEAST and (_MEDIA_TYPE.match(one.kind) is not None or not _is_text(said)):
+            if len(said) < LEAST:
+                continue
+            if _MEDIA_TYPE.match(one.kind) is not None or not _is_text(said):
                 yield _Place(one.start, one.end, _hash_of([said], one.kind))
+            else:
+                yield from (_Place(it.start + one.start, it.end + one.start, it.hash) for it in _texts(said, one.kind))
     except ValueError:
         if not _is_text(body[at:]):
             yield _Place(at, len(body), _hash_of([body[at:]], ""))

@@ -51,7 +51,7 @@ ContentKind = Literal["nothing", "an error", "something"]
 
 def may_repeat(method: str, dialect: Dialect) -> bool:
     """True if a call may be served twice, because it creates nothing that stays."""
-    return dialect.generates or dialect.uses_tokens or method in _READS
+    return (dialect.uses_tokens and not dialect.creates) or method in _READS
 
 
 def is_down(status: int) -> bool:

@@ -536,7 +536,7 @@ class Rehearsals:
 
     def handles(self, call: CallRequest) -> bool:
         """True if a call of a run is answered by `answer`; other calls that may pass request no answer of a model."""
-        return call.dialect.generates or call.dialect is OPAQUE or call.dialect.tells_sessions
+        return call.dialect.generates or call.dialect is OPAQUE or call.dialect.media or call.dialect.tells_sessions
 
     def attributes(self, rollout: str) -> Mapping[str, str]:
         """Return the attributes of spans of a run's calls."""
@@ -545,7 +545,7 @@ class Rehearsals:
 
     async def answer(self, call: CallRequest, request: HttpRequest, prompt: str | None) -> RehearsalAnswer:
         """Return the agent's answer; raises `Refusal`. `prompt`: the prompt that the call names."""
-        if call.dialect is OPAQUE or call.dialect.tells_sessions:
+        if call.dialect is OPAQUE or call.dialect.media or call.dialect.tells_sessions:
             message = f"a rehearsal asks models and does nothing else: {call.path[:80]!r} is not passed on"
             raise ClientFault(400, OVER, message)
         rehearsed, leg = await self._found(call.address.rollout)

@@ -131,6 +131,8 @@ class Dialect(ABC):
     """True if a model generates the answer, which can then be compared with another."""
     uses_tokens: bool = False
     """True if calls use tokens up: those that generate, and embeddings, which use input tokens only."""
+    creates: bool = False
+    """True if calls create something that stays, such as a job: they are not sent twice."""
     media: bool = False
     """True if requests or answers are media, whose length tells no number of tokens (`most`). Requests may be forms."""
     nested: bool = False

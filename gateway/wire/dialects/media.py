@@ -440,6 +440,7 @@ class VideosDialect(MediaDialect):
     """Videos from a text, an image or another video. The answer is a job; its calls that wait and fetch use nothing."""
 
     name = "videos"
+    creates = True
     routes: ClassVar[frozenset[str]] = routes("/videos", "/videos/edits", "/videos/extensions")
     otel: GenAiNames | None = GenAiNames("generate_content", "openai")
 

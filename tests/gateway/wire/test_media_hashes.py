@@ -83,6 +83,14 @@ def test_bodies_that_are_media() -> None:
     assert hash_media(frames, "application/vnd.amazon.eventstream").body is frames
 
 
+def test_media_in_the_lines_of_a_batch_s_file() -> None:
+    lines = b"".join(b'{"custom_id": "%d", "body": {"b64_json": "%b"}}\n' % (at, TOLD.encode()) for at in range(3))
+    hashed = lines.replace(TOLD.encode(), marked().encode())
+    assert hash_media(lines, "application/octet-stream") == (hashed, 3)
+    head = 'name="file"; filename="a.jsonl"'
+    assert hash_media(form((head, lines)), "multipart/form-data; boundary=b") == (form((head, hashed)), 3)
+
+
 def form(*parts: tuple[str, bytes], mark: str = "b") -> bytes:
     pieces = [
         f"--{mark}\r\nContent-Disposition: form-data; {head}\r\n\r\n".encode() + it + b"\r\n" for head, it in parts

@@ -630,6 +630,8 @@ async def test_an_agent_may_bring_its_own_key_and_what_is_no_generation_passes(s
     assert status == 200
     status, body = await bare.post(own, {"model": "m", "input": "AC0"}, "/v1/embeddings")
     assert (status, json.loads(body)["object"]) == (200, "list")
+    status, body = await bare.post(own, {"model": "tts-1", "input": "AC0"}, "/v1/audio/speech")
+    assert (status, b"not passed on" in body) == (400, True)
     assert await stage.client.pins(claim.rollout.id) == []
 
 

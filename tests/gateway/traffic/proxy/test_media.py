@@ -27,6 +27,8 @@ from penstock.gateway.model.answers import Body, ExchangeView
 from penstock.gateway.model.facts import HASHED_MEDIA, MASKED
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Turn
+from penstock.gateway.traffic.proxy.failover_policy import may_repeat
+from penstock.gateway.wire.dialects import by_name
 
 KEY = "sk-proj-abcdefghijklmnop1234567890"
 
@@ -296,3 +298,7 @@ async def test_texts_of_forms_are_masked(tmp_path: Path, http: ClientSession) ->
     assert turn.sampling["user"] == "***"
     assert sound() in raw(exchange.request_body)
     assert (span.attributes or {}).get(MASKED) == {"card": 1, "who": 1}
+
+
+def test_a_call_that_orders_a_video_is_not_sent_twice() -> None:
+    assert [may_repeat("POST", by_name(name)) for name in ("speech", "images", "videos")] == [True, True, False]
