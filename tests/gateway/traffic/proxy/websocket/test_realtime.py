@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from conftest import StartGateway
-from fakes.budgets import budget
+from fakes.budgets import budget, uses
 from fakes.rig import Within
 from fakes.sessions import Json, Peer, Rig, session_rig
 from fakes.tape import Tape
@@ -306,6 +307,26 @@ async def test_a_release_does_not_reach_a_session_and_says_so(rig: Rig) -> None:
     (span,) = await rig.spans(1)
     assert (span.attributes or {})[UNRELEASED] is True
     assert (span.versions, span.arm) == (None, None)
+
+
+async def test_usage_by_modality_has_its_price_and_counts_in_budgets(within: Within, tmp_path: Path) -> None:
+    prices = tmp_path / "prices.toml"
+    prices.write_text(
+        'as_of = 2026-01-01\n[[price]]\nmodel = "gpt-realtime"\ninput = 4\ninput_audio = 32\ncached = 0.4\n'
+        "cached_audio = 0.4\noutput = 16\noutput_audio = 64\n"
+    )
+    money = [budget(unit="usd", limit=100)]
+    async with session_rig(within, "openai", {"prices": str(prices), "budget": money}) as rig:
+        async with session(rig) as (client, host):
+            await client.response.create()
+            _ = await host.hear()
+            await host.say(begun("r1"), done("r1", message("one")))
+            _ = await until_type(client, "response.done")
+        (span,) = await rig.spans(1)
+        ((_, _, used, reserved),) = await uses(rig.tape.http, rig.url)
+    cost = (10 * 4 + 22 * 32 + 8 * 0.4 + 5 * 16 + 15 * 64) / 1e6
+    assert span.cost == pytest.approx(cost)
+    assert (used, reserved) == (pytest.approx(cost), 0)
 
 
 @pytest.mark.slow
