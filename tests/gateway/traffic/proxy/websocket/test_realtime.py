@@ -309,6 +309,22 @@ async def test_a_release_does_not_reach_a_session_and_says_so(rig: Rig) -> None:
     assert (span.versions, span.arm) == (None, None)
 
 
+@pytest.mark.parametrize("rig", [{"masking": [{"name": "tickets", "pattern": "T-[0-9]+"}]}], indirect=True)
+async def test_secrets_are_masked_in_what_both_sides_say(rig: Rig) -> None:
+    async with session(rig) as (client, host):
+        await client.response.create(response={"instructions": "about T-1234"})
+        assert "T-1234" in str(await host.hear())
+        about = {"item_id": "i", "output_index": 0, "content_index": 0, "response_id": "r1", "event_id": "x"}
+        kind = "response.output_audio_transcript.delta"
+        await host.say(begun("r1"), *({"type": kind, "delta": part, **about} for part in ("on T-", "1234 ")))
+        await host.say(done("r1", message("on T-1234")))
+        _ = await until_type(client, "response.done")
+    (span,) = await rig.spans(1)
+    sent, came = await rig.tape.raw(span, "request"), await rig.tape.raw(span, "response")
+    assert b"1234" not in sent + came
+    assert (await rig.said(span)) == (["system: about ******"], "on ******")
+
+
 async def test_usage_by_modality_has_its_price_and_counts_in_budgets(within: Within, tmp_path: Path) -> None:
     prices = tmp_path / "prices.toml"
     prices.write_text(
