@@ -214,9 +214,7 @@ class SessionConnection(WebSocketConnection):
     ) -> None:
         """`settle`: what a budget has reserved for a session that cannot be divided."""
         super().__init__(shared, client, upstream, way)
-        unreleased = {} if shared.pins.catalog.empty else {UNRELEASED: True}
-        self.attributes: dict[str, Any] = {SESSION: secrets.token_hex(8), **unreleased}
-        """Attributes of its calls."""
+        self._id = secrets.token_hex(8)
         self._model, self._transcriber = way.admitted.model, None
         self._asked: deque[SessionCall] = deque()
         """Requests that were sent and whose answer has not begun."""
@@ -231,6 +229,11 @@ class SessionConnection(WebSocketConnection):
         """The part that is under way; None where parts are made when they end."""
         self._ends: tuple[str, str | None] = ("ok", None)
         """Status and error of the last part."""
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Attributes of a call that begins."""
+        return {SESSION: self._id, **({} if self._shared.pins.catalog.empty else {UNRELEASED: True})}
 
     @property
     def busy(self) -> bool:
