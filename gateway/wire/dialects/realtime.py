@@ -291,15 +291,14 @@ class RealtimeDialect(Dialect):
         problems += [it.replace("response", "request", 1) for it in unread]
         events = list(chunks(response, problems))
         sessions = (obj(it.get("session")) for it in events if str(it.get("type")).startswith("session."))
-        confirmed = next((it for it in reversed(list(sessions)) if it), Json())
-        configured = asked.session
-        settings = confirmed | configured | asked.create
+        known = next((it for it in reversed(list(sessions)) if it), Json())
+        settings = known | asked.settings | asked.create
         answer = _answer(events, problems)
         said = {key: value for key, value in settings.items() if key not in _NON_SAMPLING}
         return Turn(
             dialect=self.name,
-            model=text(configured.get("model")),
-            model_served=text(confirmed.get("model")),
+            model=text(asked.settings.get("model")),
+            model_served=text(known.get("model")),
             response_id=text(answer.get("id")),
             stream=True,
             sampling=said,
@@ -321,7 +320,7 @@ class _RealtimeRequest:
     """The request of a call, read from the client's messages."""
 
     def __init__(self, events: Iterable[Json]) -> None:
-        self.session: Json = {}
+        self.settings: Json = {}
         """Its settings of the session."""
         self.create: Json = {}
         """Its settings of the response."""
@@ -339,7 +338,7 @@ class _RealtimeRequest:
         elif kind == "input_audio_buffer.commit":
             self._end_sound()
         elif kind == "session.update":
-            self.session |= obj(event.get("session"))
+            self.settings |= obj(event.get("session"))
         elif kind == "conversation.item.create":
             self.messages.append(item_message(_told(obj(event.get("item"))), "user"))
         elif kind == CREATE:

@@ -61,7 +61,7 @@ Settle = Callable[[Transaction, SpanEntry], None]
 class SessionCall(WebSocketCall):
     """One answer of a session, or a part of its rest."""
 
-    __slots__ = ("_session", "begun", "event", "part")
+    __slots__ = ("_session", "begun", "blamed", "event", "part")
 
     def __init__(
         self,
@@ -79,6 +79,8 @@ class SessionCall(WebSocketCall):
             self.request.started = since
         self._session, self.event = on, event
         self.begun = self.part = False
+        self.blamed: int | None = None
+        """Status of an error that may be about its request."""
         # The session, not what is said in it, has decided the rollout.
         self._remembered = True
         self.record.note(on.attributes)
@@ -212,9 +214,7 @@ class SessionConnection(WebSocketConnection):
     ) -> None:
         """`settle`: what a budget has reserved for a session that cannot be divided."""
         super().__init__(shared, client, upstream, way)
-        unreleased = {} if shared.pins.catalog.empty else {UNRELEASED: True}
-        self.attributes: dict[str, Any] = {SOCKET_SESSION: secrets.token_hex(8), **unreleased}
-        """Attributes of its calls."""
+        self._id = secrets.token_hex(8)
         self._model, self._transcriber = way.admitted.model, None
         self._asked: deque[SessionCall] = deque()
         """Requests that were sent and whose answer has not begun."""
@@ -229,6 +229,11 @@ class SessionConnection(WebSocketConnection):
         """The part that is under way; None where parts are made when they end."""
         self._ends: tuple[str, str | None] = ("ok", None)
         """Status and error of the last part."""
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Attributes of a call that begins."""
+        return {SOCKET_SESSION: self._id, **({} if self._shared.pins.catalog.empty else {UNRELEASED: True})}
 
     @property
     def busy(self) -> bool:
@@ -253,10 +258,20 @@ class SessionConnection(WebSocketConnection):
         (call, message, _), self._waiting = self._waiting, None
         assert isinstance(call, SessionCall)
         self._rest.add(as_event(message.body, message.kind), monotonic(), True)
+        self._end_blamed(call)
         self._asked.append(call)
         self.fill(call)
         self._out.forward(message)
         self._look_further()
+
+    def _end_blamed(self, after: SessionCall) -> None:
+        """End the requests that have met an error without an id and have not begun: their client asks again. If such a
+        one begins all the same, it is taken for the request after it."""
+        for call in [call for call in self._asked if call.blamed is not None]:
+            self._asked.remove(call)
+            call.complete(call.blamed or 500)
+            call.put_now()
+            after.mark_unattributed()
 
     def _admit(self, body: bytes, model: str | None, most: Any = None) -> CallRequest:
         opening = self.context.admitted
@@ -338,8 +353,9 @@ class SessionConnection(WebSocketConnection):
     def _begin(self, facts: ServerMessageFacts) -> SessionCall:
         """The call of an answer that begins."""
         if self._asked and not facts.transcribes:
-            self._asked[0].begun = True
-            return self._asked.popleft()
+            call = self._asked.popleft()
+            call.begun = True
+            return call
         model = self._transcriber if facts.transcribes else self._model
         call = SessionCall(self, self._shared, self._admit(b"", model), since=self.touched)
         call.adopt()
@@ -354,7 +370,7 @@ class SessionConnection(WebSocketConnection):
 
     def _failed(self, facts: ServerMessageFacts) -> tuple[SessionCall | None, bool]:
         """The call that an error is about, and whether the error ends it. Without the id of a message it may be about
-        any message, so it ends nothing but a request that came into conflict with another response."""
+        any message, so at once it ends nothing but a request that came into conflict with another response."""
         asked = [call for call in self._asked if facts.event is not None and call.event == facts.event]
         if not asked and facts.event is None and facts.conflict:
             asked = [*self._asked]
@@ -368,6 +384,7 @@ class SessionConnection(WebSocketConnection):
                     call.mark_unattributed()
         elif facts.event is None and self._asked:
             self._asked[0].mark_unattributed()
+            self._asked[0].blamed = facts.status
             return self._asked[0], False
         return None, False
 
@@ -438,7 +455,7 @@ class SessionConnection(WebSocketConnection):
         self._asked.clear()
         self._responses.clear()
         self._transcriptions.clear()
-        if self._leaves is None and status != "ok" and self._ends[0] == "ok":
+        if self._open is not None and self._leaves is None and self._ends[0] == "ok":
             self._ends = status, error
         self._end_part(*self._ends, last=True)
 

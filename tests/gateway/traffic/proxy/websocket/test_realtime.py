@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
-from fakes.budgets import budget
+from conftest import StartGateway
+from fakes.budgets import budget, uses
 from fakes.rig import Within
 from fakes.sessions import Json, Peer, Rig, session_rig
+from fakes.tape import Tape
 from fakes.waiting import until
 from openai import AsyncAzureOpenAI, AsyncOpenAI
 from websockets.asyncio.client import connect
+from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
@@ -198,6 +204,26 @@ async def test_a_request_whose_place_a_response_of_the_server_took_is_marked(rig
     assert (span.attributes or {})[UNATTRIBUTED] is True
 
 
+async def test_after_an_error_without_an_id_answers_still_find_their_requests(rig: Rig) -> None:
+    async with session(rig) as (client, host):
+        await client.response.create(response={"instructions": "refused"})
+        _ = await host.hear()
+        error = {"type": "invalid_request_error", "message": "no", "event_id": None}
+        await host.say({"type": "error", "event_id": "e", "error": error})
+        _ = await until_type(client, "error")
+        for id in ("r1", "r2"):
+            await client.response.create(response={"instructions": id})
+            _ = await host.hear()
+            await host.say(begun(id), done(id, message(id)))
+            _ = await until_type(client, "response.done")
+    spans = await rig.spans(3)
+    asked = [((await rig.said(span))[0], span.response_id, span.status) for span in spans]
+    assert asked == [
+        (["system: refused"], None, "error"), (["system: r1"], "r1", "ok"), (["system: r2"], "r2", "ok")
+    ]  # fmt: skip
+    assert [UNATTRIBUTED in (span.attributes or {}) for span in spans] == [True, True, False]
+
+
 async def test_what_no_response_takes_is_a_span_that_uses_nothing(rig: Rig) -> None:
     async with session(rig) as (client, host):
         await host.say(STARTED)
@@ -281,6 +307,75 @@ async def test_a_release_does_not_reach_a_session_and_says_so(rig: Rig) -> None:
     (span,) = await rig.spans(1)
     assert (span.attributes or {})[UNRELEASED] is True
     assert (span.versions, span.arm) == (None, None)
+
+
+@pytest.mark.parametrize("rig", [{"masking": [{"name": "tickets", "pattern": "T-[0-9]+"}]}], indirect=True)
+async def test_secrets_are_masked_in_what_both_sides_say(rig: Rig) -> None:
+    async with session(rig) as (client, host):
+        await client.response.create(response={"instructions": "about T-1234"})
+        assert "T-1234" in str(await host.hear())
+        about = {"item_id": "i", "output_index": 0, "content_index": 0, "response_id": "r1", "event_id": "x"}
+        kind = "response.output_audio_transcript.delta"
+        await host.say(begun("r1"), *({"type": kind, "delta": part, **about} for part in ("on T-", "1234 ")))
+        await host.say(done("r1", message("on T-1234")))
+        _ = await until_type(client, "response.done")
+    (span,) = await rig.spans(1)
+    sent, came = await rig.tape.raw(span, "request"), await rig.tape.raw(span, "response")
+    assert b"1234" not in sent + came
+    assert (await rig.said(span)) == (["system: about ******"], "on ******")
+
+
+async def test_usage_by_modality_has_its_price_and_counts_in_budgets(within: Within, tmp_path: Path) -> None:
+    prices = tmp_path / "prices.toml"
+    prices.write_text(
+        'as_of = 2026-01-01\n[[price]]\nmodel = "gpt-realtime"\ninput = 4\ninput_audio = 32\ncached = 0.4\n'
+        "cached_audio = 0.4\noutput = 16\noutput_audio = 64\n"
+    )
+    money = [budget(unit="usd", limit=100)]
+    async with session_rig(within, "openai", {"prices": str(prices), "budget": money}) as rig:
+        async with session(rig) as (client, host):
+            await client.response.create()
+            _ = await host.hear()
+            await host.say(begun("r1"), done("r1", message("one")))
+            _ = await until_type(client, "response.done")
+        (span,) = await rig.spans(1)
+        ((_, _, used, reserved),) = await uses(rig.tape.http, rig.url)
+    cost = (10 * 4 + 22 * 32 + 8 * 0.4 + 5 * 16 + 15 * 64) / 1e6
+    assert span.cost == pytest.approx(cost)
+    assert (used, reserved) == (pytest.approx(cost), 0)
+
+
+@pytest.mark.slow
+async def test_a_killed_gateway_leaves_the_answers_that_had_ended_and_an_interrupted_one(
+    start_gateway: StartGateway, http: aiohttp.ClientSession
+) -> None:
+    peers: asyncio.Queue[Peer] = asyncio.Queue()
+
+    async def talk(connection: ServerConnection) -> None:
+        peers.put_nowait(Peer(connection))
+        await connection.wait_closed()
+
+    async with serve(talk, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
+        gateway = await start_gateway(f'[[upstream]]\nname = "host"\nbase_url = "{url}/v1"\n')
+        rig = Rig(gateway.url, Tape(gateway.url, http), peers)
+        async with session(rig) as (client, host):
+            for id in ("r1", "r2"):
+                await client.response.create(response={"instructions": id})
+                _ = await host.hear()
+                await host.say(begun(id))
+                if id == "r1":
+                    await host.say(done(id, message(id)))
+                    _ = await rig.spans(1)
+            _ = await rig.tape.open_span("r1")
+            await gateway.kill()
+            with suppress(ConnectionClosed):
+                while True:
+                    _ = await client.recv()
+        await gateway.start()
+        one, two = await Rig(gateway.url, Tape(gateway.url, http)).spans(2)
+    assert [(span.status, span.response_id) for span in (one, two)] == [("ok", "r1"), ("interrupted", None)]
+    assert b'"r2"' in await Tape(gateway.url, http).raw(two, "request")
 
 
 @pytest.mark.parametrize("own", [True, False])
