@@ -51,7 +51,8 @@ from penstock.gateway.wire.http.request import Headers
 #     baggage: penstock.rollout_id=...,penstock.attempt_id=...,penstock.agent_id=...
 #     session headers that coding agents send by themselves
 #
-# The first one that names a rollout wins. Without any, `gateway.traffic.calls.conversations` follows the
+# The first one that names a rollout wins; then the session of a hosted agent that the path of a call about it names
+# (`HeadDecision.session`). Without any, `gateway.traffic.calls.conversations` follows the
 # conversation. Agent Lightning 0.3 writes the first form too.
 
 FIRST_ATTEMPT = "a1"

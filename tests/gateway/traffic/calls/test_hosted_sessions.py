@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -353,7 +354,7 @@ def test_openai_s_events_are_taken_once_in_any_order(stores: Any, chance: random
         path = f"/v1/agents/sessions/as_1/{what}"
         found = session_facts(by_name("agent_sessions"), path, body % json.dumps(one).encode(), stream, 1)
         assert found is not None
-        done(store, lambda tape: record_events(tape, SpanEntry("r", "a1"), found, ("home", "a1"), None))  # noqa: B023
+        done(store, partial(record_events, entry=SpanEntry("r", "a1"), told=found, home=("home", "a1"), count=None))
     spans = spans_of(store)
     assert [sum(one[3] == kind for one in spans) for kind in ("llm", "tool")] == [1, 2]
     texts = b"".join(body for one in spans if one[3] == "llm" for body in one[-1]).decode()
