@@ -38,8 +38,9 @@ pytestmark = [pytest.mark.clients, pytest.mark.slow, pytest.mark.xdist_group("cl
 def claude(asked: Json) -> DemoAnswer:
     """Starts three sub-agents, which use the shell once and then answer."""
     said = json.dumps(asked["messages"])
-    names, done = [tool["name"] for tool in asked.get("tools") or []], said.count('"tool_result"')
-    if not names or "CRITICAL: Respond with TEXT ONLY" in said or "<summary>" in said[-4000:]:
+    tools: list[Json] = asked.get("tools") or []
+    done = said.count('"tool_result"')
+    if not tools or "CRITICAL: Respond with TEXT ONLY" in said or "<summary>" in said[-4000:]:
         return DemoAnswer("<summary>The parts are done.</summary>")
     if done:
         return DemoAnswer("All is done.")
