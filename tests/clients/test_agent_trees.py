@@ -193,7 +193,7 @@ async def test_claude_code(place: Place, provider: Provider) -> None:
     assert len(tools.agents) == 6 == len(agents(folder))
     page = await place.shown(rollout, spans, tools)
     assert re.search(r"\n    ├── #9 .* compaction \(manual\) .*\n", page)
-    assert len(re.findall(r"\n    │   ├── #\d+  messages  Explore …\w{6} ", page)) == 4, (
+    assert len(re.findall(r"\n    │   [├└]── #\d+  messages  Explore …\w{6} ", page)) == 4, (
         "below the calls that began them"
     )
     assert len(re.findall(r"user  \d+ ms by the agent  hi\n", page)) == 6
@@ -236,4 +236,4 @@ async def test_codex(place: Place, provider: Provider) -> None:
         assert sum(one.output_tokens or 0 for one in usage) == total["output_tokens"]
     assert (await place.client.rollout(rollout)).totals.cost == pytest.approx(sum(span.cost or 0 for span in spans))
     page = await place.shown(rollout, spans, tools)
-    assert len(re.findall(r"\n    │   ├── #\d+  responses  collab_spawn …\w{6} ", page)) == 4
+    assert len(re.findall(r"\n    │   [├└]── #\d+  responses  collab_spawn …\w{6} ", page)) == 4
