@@ -127,7 +127,7 @@ class Span(Noun):
     choices: int = 0
     """How many choices the response holds (n)."""
     agent: str | None = None
-    """Name of the agent or call-site, where the address gave one."""
+    """Name of the agent or call-site, where the address gave one; else the kind of sub-agent that a header names."""
     request_bytes: int = 0
     """Size of the request body."""
     response_bytes: int = 0
@@ -384,7 +384,8 @@ def _above(node: SpanNode, by_id: Mapping[str, SpanNode]) -> Iterator[SpanNode]:
 
 def span_tree(spans: Sequence[Span], asked: Mapping[int, int] | None = None) -> dict[int | None, list[Span]]:
     """The spans of one attempt by the sequence of the span that contains them, None for none, each in order of time.
-    `asked`: sequences of the model calls that asked for runs of tools, by the run's sequence."""
+    `asked`: sequences of the model calls that asked for runs of tools, or started the sub-agents that made calls, by
+    the sequence of the run or the call."""
     agent = [span for span in spans if span.kind == "otel"]
     served = {span.response_id: span.sequence for span in spans if span.kind == "llm" and span.response_id}
     above = [span for span in spans if span.kind in ("otel", "tool", "mcp", "event")]

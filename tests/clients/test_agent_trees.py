@@ -38,8 +38,9 @@ pytestmark = [pytest.mark.clients, pytest.mark.slow, pytest.mark.xdist_group("cl
 def claude(asked: Json) -> DemoAnswer:
     """Starts three sub-agents, which use the shell once and then answer."""
     said = json.dumps(asked["messages"])
-    names, done = [tool["name"] for tool in asked.get("tools") or []], said.count('"tool_result"')
-    if not names or "CRITICAL: Respond with TEXT ONLY" in said or "<summary>" in said[-4000:]:
+    tools: list[Json] = asked.get("tools") or []
+    done = said.count('"tool_result"')
+    if not tools or "CRITICAL: Respond with TEXT ONLY" in said or "<summary>" in said[-4000:]:
         return DemoAnswer("<summary>The parts are done.</summary>")
     if done:
         return DemoAnswer("All is done.")
@@ -192,7 +193,7 @@ async def test_claude_code(place: Place, provider: Provider) -> None:
     assert len(tools.agents) == 6 == len(agents(folder))
     page = await place.shown(rollout, spans, tools)
     assert re.search(r"\n    ├── #9 .* compaction \(manual\) .*\n", page)
-    assert len(re.findall(r"\n    │   ├── #\d+  messages  Explore …\w{6} ", page)) == 4, (
+    assert len(re.findall(r"\n    │   [├└]── #\d+  messages  Explore …\w{6} ", page)) == 4, (
         "below the calls that began them"
     )
     assert len(re.findall(r"user  \d+ ms by the agent  hi\n", page)) == 6
@@ -235,4 +236,4 @@ async def test_codex(place: Place, provider: Provider) -> None:
         assert sum(one.output_tokens or 0 for one in usage) == total["output_tokens"]
     assert (await place.client.rollout(rollout)).totals.cost == pytest.approx(sum(span.cost or 0 for span in spans))
     page = await place.shown(rollout, spans, tools)
-    assert len(re.findall(r"\n    │   ├── #\d+  responses  collab_spawn …\w{6} ", page)) == 4
+    assert len(re.findall(r"\n    │   [├└]── #\d+  responses  collab_spawn …\w{6} ", page)) == 4

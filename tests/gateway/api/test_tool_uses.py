@@ -54,7 +54,9 @@ class Story:
     def tools(self, rollout: str, until: int | None = None, inside: bool = True) -> ToolList:
         found = self.tape.rollout(rollout)
         assert found is not None
-        return read_tools(self.tape, summary(self.tape, found), "a1", lambda *_: None, until, inside)
+        return read_tools(
+            self.tape, summary(self.tape, found), "a1", lambda tool, arguments, agent: None, until, inside
+        )
 
     def only(self, rollout: str) -> ToolUse:
         [use] = self.tools(rollout).tools

@@ -262,7 +262,7 @@ def asking(id: str, tool: str, arguments: str) -> dict[str, Any]:
 def test_a_sub_agent_is_shown_below_the_call_that_started_it(named: bool) -> None:
     tape = agents_tape(named)
     rollout, shown = details(tape)
-    found = read_tools(tape, rollout, "a1", lambda *_: None)
+    found = read_tools(tape, rollout, "a1", lambda tool, arguments, agent: None)
     tree = rollout_tree.rollout_tree(rollout, shown, {"a1": rollout_tree.RequestedToolRuns(agents=found.agents)})
     data = build_tree(rollout, [*tape.spans("r1")], {"a1": found})
     lines = Group(*(cells(row)[0] for row in data.rows.values()))

@@ -278,9 +278,9 @@ def test_calls_of_a_sub_agent_stand_below_the_call_that_started_it(worker: str |
     """In the trace of an attempt, and in one that is sent call by call."""
 
     def made(number: int, start: int, tools: int = 0, agent: str | None = None) -> span_model.Span:
+        found = span_model.Span(rollout="q1", attempt="a1", sequence=number, span_id=f"{number:016x}", tool_calls=tools)
         about = {AGENT_ID: agent} if agent else None
-        named = {"rollout": "q1", "attempt": "a1", "sequence": number, "span_id": f"{number:016x}", "attributes": about}
-        return span_model.Span(**named, start_ns=T0 + start, end_ns=T0 + start + 5, tool_calls=tools)
+        return found.model_copy(update={"start_ns": T0 + start, "end_ns": T0 + start + 5, "attributes": about})
 
     spans = [made(1, 0, tools=2), made(2, 10, agent="a"), made(3, 11, tools=1, agent="b"), made(4, 30, agent="a")]
     attempt = Attempt(rollout="q1", id="a1", worker=worker, ended_ns=T0 + 99)

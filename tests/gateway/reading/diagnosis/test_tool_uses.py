@@ -102,9 +102,9 @@ async def test_a_session_whose_address_names_no_rollout_is_joined_with_the_rollo
         [told] = await tools_of(tape, rollout)
         assert (told.asked_in, told.asked_by, told.call_id, told.grade) == ("r1/a1", 1, "x1", "certain")
         lines = (await shell.run("show", "r1")).text.splitlines()
-        model, ran = (next(at for at, line in enumerate(lines) if mark in line) for mark in ("#1", "tools/call echo"))
-        assert ran == model + 1
-        assert session in lines[ran]
+        marks = "#1  chat", "→ answer", "tools/call echo", "#2  chat"
+        assert sorted(places := [next(at for at, it in enumerate(lines) if mark in it) for mark in marks]) == places
+        assert session in lines[places[2]]
         assert session in (await shell.run("tools", "r1")).text
         assert "r1/a1#1" in (await shell.run("tools", rollout)).text
         # In the session itself nothing is shown below a call of another rollout.

@@ -19,7 +19,7 @@ from penstock.gateway.model.facts import (
     TOOL_DURATIONS,
 )
 from penstock.gateway.traffic.calls.call_request import agent_facts, agent_kind
-from penstock.gateway.wire.http.request import KnownHeads
+from penstock.gateway.wire.http.request import FoundHead, HttpRequest, KnownHeads
 
 CLAUDE = {
     "x-claude-code-agent-id": "a5b368de", "x-claude-code-parent-agent-id": "a1", "x-claude-code-agent-type": "Explore",
@@ -66,8 +66,13 @@ def test_a_key_in_a_header_is_not_shown() -> None:
 
 async def test_a_span_has_its_sub_agent(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kind stands in for the agent's name, unless the address gives one. Times of tools make no new known heads."""
-    added: list[object] = []
-    monkeypatch.setattr(KnownHeads, "add", lambda *one, add=KnownHeads.add: [add(*one), added.append(one)])
+    added, add = list[HttpRequest](), KnownHeads.add
+
+    def adding(heads: KnownHeads, found: FoundHead, asked: HttpRequest) -> None:
+        added.append(asked)
+        add(heads, found, asked)
+
+    monkeypatch.setattr(KnownHeads, "add", adding)
     timed = [{**CLAUDE, "x-claude-code-prev-tool-durations": f"Bash={ms}"} for ms in (1, 20)]
     async with within() as rig, rig.upstream([request(), send(GOOD)] * 4), rig.client() as client:
         for below, headers in ((CHAT, timed[0]), (CHAT, timed[1]), (f"/agent/planner{CHAT}", CLAUDE), (CHAT, {})):
