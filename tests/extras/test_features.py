@@ -13,7 +13,7 @@ import anthropic
 import pytest
 from fakes import kubernetes, vllm_wire
 from fakes.clean import Install
-from fakes.clouds import clouds
+from fakes.cloud_credentials import clouds
 from fakes.many_turns import hello
 from fakes.process import ROOT, Gateway, upstream, upstreams
 from fakes.provider import Provider

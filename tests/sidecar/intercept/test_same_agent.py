@@ -159,7 +159,7 @@ async def test_an_agent_that_called_no_model_has_an_address_and_is_told_of(rig: 
 
 
 async def test_hosts_are_named_where_nothing_was_recorded() -> None:
-    ledger, record = session.EgressLedger(), ConnectionRecord("a.example", 443, "pass", 0.0)
+    ledger, record = session.EgressLedger(), ConnectionRecord("a.example", 443, "tunnel", 0.0)
     ledger.add(record)
     (line,) = ledger.nothing_recorded()
     assert "(others: a.example:443). Name its host with --intercept HOST" in line
