@@ -271,3 +271,42 @@ def test_paths_take_no_longer_than_the_json_is_long() -> None:
     assert set(at("x.email").body(body, ANY)) == {ord("*")}
     few = b'{"x":{"email":[[[[[["bob",12]]]]]]}}'
     assert at("x.email").body(few, ANY) == few.replace(b"bob", b"***").replace(b"12", b"10")
+
+
+def form(**parts: tuple[str, bytes]) -> bytes:
+    """A form; each part with more of its head, and its value."""
+    head = '--b\r\nContent-Disposition: form-data; name="{}"{}\r\n\r\n'
+    told = [head.format(name, more).encode() + value + b"\r\n" for name, (more, value) in parts.items()]
+    return b"".join([*told, b"--b--\r\n"])
+
+
+FORM = BodyContext("multipart/form-data; boundary=b")
+SOUND = ('; filename="a.wav"\r\nContent-Type: audio/wav', b"\0\xff" + CARD.encode())
+
+
+def test_a_form_is_masked_part_by_part() -> None:
+    lines = (
+        '; filename="a.jsonl"\r\nContent-Type: application/jsonl',
+        b'{"ssn": "12-34"}\n{"a": "%b"}' % CARD.encode(),
+    )
+    body = form(prompt=("", b"Card " + CARD.encode()), ssn=("", b"12-34"), file=SOUND, batch=lines)
+    masked = ("", b"*" * 5), (lines[0], b'{"ssn": "*****"}\n{"a": "%b"}' % (b"*" * 16))
+    assert made().body(body, FORM) == form(
+        prompt=("", b"Card " + b"*" * 16), ssn=masked[0], file=SOUND, batch=masked[1]
+    )
+    named = form(file=(f'; filename="{CARD}.wav"\r\nContent-Type: audio/wav', b"\0\xff"))
+    assert made().body(named, FORM) == named.replace(CARD.encode(), b"*" * 16)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        form(file=('; filename="a.bin"\r\nContent-Type: text/plain', b"\xff\xfe" + CARD.encode())),
+        form(file=SOUND)[:-9],
+        b"no form",
+    ],
+)
+def test_of_a_form_that_cannot_be_searched_nothing_is_kept(body: bytes) -> None:
+    one = made().for_call()
+    assert one.body(body, FORM) == b"*" * len(body)
+    assert MASKING_FAILED in one.span_attributes
