@@ -235,13 +235,19 @@ class MeasuredTools(NamedTuple):
     """`NAME=MILLISECONDS` of those that fit no result, or several."""
 
 
+DIGITS: Final = 12
+"""Most digits of a time in milliseconds."""
 NOT_MEASURED: Final = MeasuredTools({}, [])
 
 
 def measured_tools(attributes: Mapping[str, Any] | None, messages: Sequence[Message]) -> MeasuredTools:
     """Pair the durations among a call's attributes with the results that its request carries first."""
     given: list[str] = (attributes or {}).get(TOOL_DURATIONS) or []
-    durations = [(name, int(took)) for name, _, took in (one.rpartition("=") for one in given) if took.isdecimal()]
+    durations = [
+        (name, int(took))
+        for name, _, took in (one.rpartition("=") for one in given)
+        if took.isdecimal() and len(took) <= DIGITS
+    ]
     if not given or len(durations) < len(given):
         return MeasuredTools({}, given)
     last = next((at for at in range(len(messages) - 1, -1, -1) if messages[at].role == "assistant"), -1)

@@ -246,7 +246,9 @@ def agent_facts(headers: Mapping[bytes, bytes]) -> dict[str, Any]:
     if turn := obj(loads(headers.get(TURN_METADATA, b""))):
         told = {CALL_CLASS: turn.get("request_kind"), PROMPT_ID: turn.get("root_turn_id")}
         told[COMPACTION] = obj(turn.get("compaction")).get("trigger")
-        found |= {fact: _label(value.encode()) for fact, value in told.items() if isinstance(value, str)}
+        found |= {
+            fact: _label(value.encode("latin-1", "replace")) for fact, value in told.items() if isinstance(value, str)
+        }
     if measured := [_measured(one) for one in headers.get(_DURATIONS, b"").decode("latin-1").split(";") if one]:
         found[TOOL_DURATIONS] = measured
     return found

@@ -154,6 +154,7 @@ def carried(*names: str) -> list[Message]:
         (["Bash=5"], ["Bash", "Bash"], [None, None], ["Bash=5"]),
         (["Bash=5", "Grep=1"], ["Bash"], [5], ["Grep=1"]),
         (["Bash=soon"], ["Bash"], [None], ["Bash=soon"]),
+        (["Bash=1234567890123"], ["Bash"], [None], ["Bash=1234567890123"]),
         ([], ["Bash"], [None], []),
     ],
 )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from fakes.odd import request, send
 from fakes.raw import reply
 from fakes.rig import CHAT, GOOD, Within
+from hypothesis import given
+from hypothesis import strategies as st
 
+from penstock.gateway.model.base import ID_PATTERN
 from penstock.gateway.model.facts import (
     AGENT_ID,
     CALL_CLASS,
@@ -18,7 +22,7 @@ from penstock.gateway.model.facts import (
     PROMPT_ID,
     TOOL_DURATIONS,
 )
-from penstock.gateway.traffic.calls.call_request import agent_facts, agent_kind
+from penstock.gateway.traffic.calls.call_request import NOTED, agent_facts, agent_kind
 from penstock.gateway.wire.http.request import FoundHead, HttpRequest, KnownHeads
 
 CLAUDE = {
@@ -28,6 +32,12 @@ CLAUDE = {
 }  # fmt: skip
 COMPACTS = {"x-claude-code-request-class": "compaction", "x-claude-code-compaction": "auto"}
 TURN = '{"thread_id":"t2","request_kind":"compaction","root_turn_id":"u1","compaction":{"trigger":"manual"}}'
+ODD = (
+    b'{"request_kind":"\\ud800"}',
+    b'{"compaction":{"trigger":"sk-ant-api03-\\ud800xxxxxxxxxxxxxxxxxxxxxx"}}',
+    b"[" * 9_000,
+    b"%",
+)
 CODEX = {"x-openai-subagent": "collab_spawn", "x-codex-parent-thread-id": "t1", "thread-id": "t2"}
 
 
@@ -62,6 +72,13 @@ def test_a_key_in_a_header_is_not_shown() -> None:
     key = b"sk-ant-api03-" + b"x" * 40
     told = f"{agent_kind({b'x-claude-code-agent-type': key})} {agent_facts({b'x-claude-code-agent-id': key})}"
     assert "sk-ant" not in told
+
+
+@given(st.dictionaries(st.sampled_from(sorted(NOTED)), st.binary() | st.sampled_from(ODD)))
+def test_headers_may_hold_anything(headers: dict[bytes, bytes]) -> None:
+    """The recorder reads them: nothing in them may keep a call from the tape."""
+    assert isinstance(agent_facts(headers), dict)
+    assert agent_kind(headers) is None or re.fullmatch(ID_PATTERN, agent_kind(headers) or "")
 
 
 async def test_a_span_has_its_sub_agent(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:
