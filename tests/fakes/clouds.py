@@ -41,7 +41,6 @@ ROUTES: Final = (
     (_AZURE, r"/anthropic/v1/(?P<op>messages(?:/count_tokens)?)(?:\?beta=true)?"),
     (_GOOGLE, rf"{_P}/publishers/anthropic/models/(?P<op>count-tokens):rawPredict"),
     (_GOOGLE, rf"{_P}/publishers/anthropic/models/(?P<model>[^/:]+):(?P<op>raw|streamRaw)Predict"),
-    (_GOOGLE, rf"{_P}/publishers/(?P<op>mistralai)/models/(?P<model>[^/:]+):(?:rawP|streamRawP)redict"),
     (_GOOGLE, rf"{_P}/endpoints/(?:openapi|\d+)/(?P<op>chat/completions)"),
     (_GOOGLE, rf"{_P}/publishers/openai/v1/(?P<op>responses)"),
     (_GOOGLE, rf"{_P}/workspaces/w/invoke/v1/(?P<op>messages)"),
@@ -83,7 +82,7 @@ class CloudHost:
         if found is None or (KEY if cloud == _AZURE else TOKEN) not in keys:
             error = {"code": "404" if found is None else "401", "message": "Resource not found or wrong key"}
             return web.json_response({"error": error}, status=int(error["code"]))
-        op, asked = found["op"].replace("mistralai", "chat/completions"), json.loads(self.seen[-1].body)
+        op, asked = found["op"], json.loads(self.seen[-1].body)
         named = found.groupdict().get("model")
         assert not op.endswith("aw") or ("model" not in asked and asked["anthropic_version"]), "it takes no model"
         asked["model"] = f"{unquote(named or asked['model'])}-served"
