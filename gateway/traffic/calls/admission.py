@@ -534,10 +534,13 @@ def _hosted_session(dialect: Dialect, path: str) -> CallAddress | None:
 
 
 def _agreed(address: CallAddress | None, token: str | None) -> CallAddress | None:
-    """The named address, or the token's; raises `ClientFault` if they are of different rollouts."""
+    """The named address, or the token's; raises `ClientFault` if they are of different rollouts. A coding agent's
+    session names a rollout only where nothing else does."""
     if address is None:
         return None if token is None else CallAddress(token)
     if token is not None and token != address.rollout:
+        if address.session:
+            return CallAddress(token, agent=address.agent)
         message = f"the agent token is for another rollout than {address.rollout!r}"
         raise ClientFault(403, "token", message, "authorization")
     return address

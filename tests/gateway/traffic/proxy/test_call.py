@@ -301,6 +301,15 @@ async def test_a_token_alone_is_an_address_and_goes_no_further(rig: Rig, place: 
     assert (await rig.span()).status == "ok"
 
 
+@pytest.mark.parametrize("client_name", SESSIONS)
+async def test_a_token_says_more_than_the_session_of_a_coding_agent(rig: Rig, client_name: str) -> None:
+    header, value, _ = SESSIONS[client_name]
+    token = await token_for(rig, rig.rollout)
+    got, _ = await rig.passes(post(CHAT, b"{}", [("Authorization", f"Bearer {token}"), (header, value)]))
+    assert got == OK
+    assert len(await rig.tape.spans(rig.rollout, 1)) == 1
+
+
 async def test_a_token_beside_the_agents_own_key(rig: Rig) -> None:
     headers = [("Authorization", "Bearer sk-agent"), ("x-penstock-token", await token_for(rig, rig.rollout))]
     got, seen = await rig.passes(rig.call(headers=headers))
