@@ -69,8 +69,8 @@ def claude(gateway: Gateway, token: str) -> anthropic.AsyncAnthropic:
 
 
 async def say(client: anthropic.AsyncAnthropic, asked: Any, headers: dict[str, str] | None = None) -> None:
-    found: anthropic.types.Message = await client.messages.create(**asked, extra_headers=headers)
-    assert found.type == "message"
+    messages: Any = client.messages
+    assert (await messages.create(**asked, extra_headers=headers)).type == "message"
 
 
 async def test_a_client_signs_in_with_a_key_and_has_its_budget(tmp_path: Path, http: aiohttp.ClientSession) -> None:
