@@ -354,7 +354,7 @@ async def test_an_official_client_needs_no_key_of_its_own(role: Clouds, tmp_path
                     assert await answer.get_final_text() == "Hello there."
             else:
                 messages: Any = client.messages
-            message = await messages.create(**asked)
+                message = await messages.create(**asked)
                 assert message.content[0].text == "Hello there."
         async with ClientSession() as session:
             tape = Tape(gateway.url, session)
