@@ -182,10 +182,9 @@ class CallRecord:
         """Id of its span, if others must refer to it before it is on the tape."""
         self.trace: tuple[str, str] | None = None
         """The caller's trace and span, if the body names them."""
-        self.sent = b""
-        """The head as it went upstream."""
+        self.sent = self.response_head = b""
+        """The heads as they went upstream, and came."""
         self.http_status: int | None = None
-        self.response_head = b""
         self.trailers: Sequence[tuple[bytes, bytes]] = ()
         self.encoding: bytes | None = None
         self.stream = self.truncated = False

@@ -156,10 +156,8 @@ class HttpCall(RecordedCall):
         if known is not None:
             head, left = known.compose(request.headers, length)
         else:
-            target, rollout = (
-                pool.target(record.path or record.call.path).encode("latin-1"),
-                record.call.address.rollout,
-            )
+            target = pool.target(record.path or record.call.path).encode("latin-1")
+            rollout = record.call.address.rollout
             head, left = pool.heads.compose(request, target, length, rollout, admitted.families)
             if decided is not None and not pool.heads.vary:
                 decided.upstream_heads[pool] = KnownUpstreamHead(head, left, request)
@@ -198,11 +196,8 @@ class HttpCall(RecordedCall):
     def _reach(self, pool: ConnectionPool, fresh: bool = False) -> None:
         """Connect as soon as the upstream's gate is open, it has a free place, and its request can be signed."""
         limit = pool.concurrency_limit
-        if (
-            pool.auth is not None
-            and self._prepared is None
-            and (prepared := pool.auth.prepare(self.record.body)) is not None
-        ):
+        prepared = None if pool.auth is None or self._prepared is not None else pool.auth.prepare(self.record.body)
+        if prepared is not None:
             self._wait(prepared.cancel)
             prepared.add_done_callback(partial(self._on_prepared, pool, fresh))
         elif pool.gate.must_wait:

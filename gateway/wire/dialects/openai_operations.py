@@ -150,12 +150,12 @@ class ModerationsDialect(JsonPostDialect):
 _PATH = re.compile(r"(?:/openai)?(?:/v1)?/conversations(?:/[^/]+(?:/items(?:/[^/]+)?)?)?")
 
 
-class _Conversation(msgspec.Struct):
+class _ConversationId(msgspec.Struct):
     object: Any = None
     id: Any = None
 
 
-_conversation = lenient(_Conversation)
+_conversation = lenient(_ConversationId)
 
 
 class ConversationsDialect(OpaqueDialect):

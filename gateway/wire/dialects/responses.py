@@ -573,7 +573,7 @@ def compaction_names(items: Any) -> list[str]:
 
 
 def _diagnostics(answer: ResponseHead) -> dict[str, Any]:
-    """What the provider says about its handling of the prompt."""
+    """Remarks of the provider on its handling of the prompt."""
     removed = {reason for it in objs(answer.input_transformations) if (reason := label(it.get("reason")))}
     missed = label(obj(answer.prompt_cache_diagnostics).get("reason"))
     return ({REASONING_REMOVED: sorted(removed)} if removed else {}) | ({CACHE_MISS: missed} if missed else {})

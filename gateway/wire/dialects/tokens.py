@@ -621,17 +621,15 @@ def _number(value: object) -> float | None:
 
 # -- tokens that a provider did not count ------------------------------------------------------------------------------
 
-# Most streams have no usage unless their client asks for it. Where the engine gave token ids, which are requested for
-# models in training, they are counted: this is exact, and usage like any other. Else there is an estimate, a token for
-# every four bytes of text. The estimate is kept apart from usage, enters no sum, and is not used in training. Tokens
-# that nobody counted stay unknown; they are never 0.
+# Most streams have no usage unless their client asks for it. Token ids, which engines give for models in training, are
+# counted: usage like any other. Else there is an estimate, a token for every four bytes of text. It is kept apart from
+# usage, enters no sum, and is not trained on. Tokens that nobody counted stay unknown; they are never 0.
 
 BYTES: Final = 4
 """Bytes of text per token, about: of English, of code, of JSON, and of scripts with three bytes a letter."""
 SAMPLE: Final = 8 << 10
 """Bytes at the start of an answer whose texts are measured; the rest is assumed to be alike."""
 TOKEN_IDS: Final = b'"prompt_token_ids"'
-"""Stands in an answer with token ids."""
 _MEDIA_MARKS: Final = (b";base64,", b'"bytes"', b'"audio"', b'"realtimeInput"', b'"realtime_input"')
 """Marks of a request with images, sound or files, whose texts alone are measured. In any other the whole body counts:
 its names and braces make up for what the chat template adds."""
@@ -689,10 +687,9 @@ def lacks_counts(usage: Usage | None, output: bool = True) -> bool:
 def estimate_usage(
     usage: Usage | None, request: bytes, response: bytes, texts: re.Pattern[bytes], left_out: int = 0
 ) -> Estimate:
-    """An estimate of the counts that are missing in usage. `texts` matches the texts of the answer; `left_out`: bytes
-    of those that were taken out of it."""
+    """An estimate of the counts that usage lacks. `texts` matches the answer's; `left_out`: bytes of those left out."""
     asked, said = len(request), 0
-    if any(mark in request for mark in _MEDIA_MARKS):
+    if any(map(request.__contains__, _MEDIA_MARKS)):
         asked = sum(map(len, _ASKED.findall(request)))
     if response:
         seen = min(len(response), SAMPLE)
