@@ -123,6 +123,7 @@ class SyncClient:
     rollout = _waited(Client.rollout)
     diagnosis = _waited(Client.diagnosis)
     tools = _waited(Client.tools)
+    tool_list = _waited(Client.tool_list)
     attempts = _waited(Client.attempts)
     span = _waited(Client.span)
     transcript = _waited(Client.transcript)

@@ -346,10 +346,10 @@ async def test_a_request_names_its_agent_in_its_body(rig: Rig) -> None:
     turn = {"x-codex-turn-metadata": '{"request_kind":"compaction","compaction":{"trigger":"auto"}}'}
     async with rig.session(None) as talk:
         for number, said in enumerate((sub, turn)):
-            await talk.ask("x", f"s{number}", client_metadata={"session_id": "one", **said})
+            await talk.ask("x", f"s{number}", client_metadata={"session_id": "agents", **said})
             await talk.end(f"s{number}", "y")
             await talk.until("response.completed")
-    spans = sorted(await rig.tape.spans("session-one", 2), key=lambda span: span.start_ns)
+    spans = sorted(await rig.tape.spans("session-agents", 2), key=lambda span: span.start_ns)
     assert [span.agent for span in spans] == ["review", None]
     told = [
         {name: (span.attributes or {}).get(name) for name in (AGENT_ID, PARENT_AGENT, COMPACTION)} for span in spans

@@ -1,4 +1,6 @@
-"""Upstreams whose credentials the gateway holds: it signs for AWS and sends Google's tokens, and keeps both fresh."""
+"""Upstreams whose credentials the gateway holds: it signs for AWS and sends Google's tokens, and keeps both fresh. They
+need botocore, which cannot be installed next to the client of Kubernetes.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +38,7 @@ from penstock.gateway.traffic.upstreams.cloud_auth import AwsAuth, AwsCredential
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.wire.http.redaction import Redactor
 
+_ = pytest.importorskip("botocore"), pytest.importorskip("google.auth")
 Headers = Mapping[str, str]
 PATH = "/model/us.anthropic.claude-3-5-haiku-20241022-v1%3A0"
 REQUEST = b'{"messages": [{"role": "user", "content": [{"text": "h\xc3\xa9"}]}]}'
