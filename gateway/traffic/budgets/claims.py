@@ -413,7 +413,7 @@ def uses_nothing(dialect: Dialect, method: str, path: str, headers: Iterable[tup
         return False
     overridden = method in _ONLY_ASKS and any(low in _OVERRIDES for low, _, _ in headers)
     method, path = "POST" if overridden else method, path.partition("?")[0]
-    return not dialect.gives_work(method, path) if dialect.tells_sessions else is_free(method, path)
+    return (method in _ONLY_ASKS or dialect.is_idle(path)) if dialect.tells_sessions else is_free(method, path)
 
 
 def known_model(model: str | None, dialect: Dialect, path: str) -> str | None:
