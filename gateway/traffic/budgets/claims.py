@@ -125,7 +125,7 @@ def unread_claims(ones: Iterable[BudgetClaim], unread: UnreadCall) -> list[Budge
 
 def bound_of(prompts: PromptCounter, call: CallRequest, record: CallRecord) -> TokenBound:
     """Most tokens that the call may use."""
-    if (most := call.dialect.most(record.plain) if call.dialect.media else None) is not None:
+    if (most := call.dialect.most(record.plain, call.form) if call.dialect.media else None) is not None:
         return TokenBound(most.input_tokens or 0, most.output_tokens, 1, most.billed or {})
     conversation = (call.address.rollout, call.address.attempt)
     prompt = prompts.tokens(conversation, call.body)

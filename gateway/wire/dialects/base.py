@@ -273,8 +273,9 @@ class Dialect(ABC):
         """True if a request wants no answer, and only has the provider read its beginning in advance."""
         return False
 
-    def most(self, request: bytes) -> Usage | None:
-        """The most that a call may use, by its request; None where that follows from the request's length."""
+    def most(self, request: bytes, form: str = "") -> Usage | None:
+        """The most that a call may use, by its request; None where that follows from the request's length. `form`: the
+        content type of a form."""
         return None
 
     def is_complete(self, response: bytes) -> bool:

@@ -372,7 +372,8 @@ ODD: Any = st.recursive(
     st.sampled_from([
         None, True, -1, 2**60, 10**30, 1.5, "", "x", "a\0b", "y" * 300, "2026-11-01T00:00:00Z", "9999-01-01T00:00:00Z",
         "0001-01-01T00:00:00Z", "span.model_request_end", "agent.tool_use", "agent.session.turn", "session",
-        "completed", "\ud800", "USD", "9" * 5000, "agent.session.turn.item.done", "function_call", "session.usage", "session.thread_created",
+        "completed", "\ud800", "USD", "9" * 5000,
+        "agent.session.turn.item.done", "function_call", "session.usage", "session.thread_created",
     ]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=8),
     max_leaves=30,
