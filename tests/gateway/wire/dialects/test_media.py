@@ -113,11 +113,11 @@ def test_what_a_form_may_cost_follows_from_its_own_boundary() -> None:
 def test_a_wav_file_is_as_long_as_its_samples() -> None:
     """Whatever else it says."""
     wav = bytearray(b"RIFF....WAVEfmt \x10\0\0\0\1\0\1\0\x80\x3e\0\0\0\x7d\0\0\2\0")
-    assert seconds_of(wav, 32000) == 1.0
+    assert seconds_of(bytes(wav), 32000) == 1.0
     wav[28:32] = b"\xff" * 4
-    assert seconds_of(wav, 32000) == 1.0
+    assert seconds_of(bytes(wav), 32000) == 1.0
     wav[20:22] = b"U\0"  # MP3
-    assert seconds_of(wav, 32000) == 16.0
+    assert seconds_of(bytes(wav), 32000) == 16.0
 
 
 @given(PARTS)
