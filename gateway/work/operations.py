@@ -132,7 +132,9 @@ class SpanOperations(AttemptRecords):
         """A copy of a span as it may be kept; the original may still be read."""
         secrets, said = self._tape.secrets.for_call(), entry.attributes
         kept: dict[str, Any] | None = None if said is None else secrets.json(redaction.attributes(said))
-        name, error = secrets.texts((entry.name, entry.error))
+        name, error = secrets.texts(
+            [None if it is None else redaction.plain_text(it) for it in (entry.name, entry.error)]
+        )
         if secrets.span_attributes:
             kept = (kept or {}) | secrets.span_attributes
         return replace(entry, sequence=0, name=name, error=error, attributes=kept)

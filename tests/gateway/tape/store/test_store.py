@@ -468,7 +468,7 @@ def test_a_tape_of_an_older_version_gets_what_it_lacks(tmp_path: Path) -> None:
         store.write([call()])
     with lmdb.open(str(tmp_path / "tape"), max_dbs=99) as env, env.begin(write=True) as txn:
         txn.drop(env.open_db(b"hosted", txn))
-    with pytest.raises(TapeError, match="older penstock .* no database 'hosted'; start `penstock serve --data"):
+    with pytest.raises(TapeError, match=r"older penstock .* no database 'hosted'; start `penstock serve --data"):
         examine(tmp_path)
     with open_store(tmp_path) as store:
         assert [span.sequence for span in store.spans("r1", "a1")] == [1]
