@@ -16,8 +16,7 @@ from typing import Any, cast
 import aiohttp
 import lmdb
 import pytest
-from aiohttp import WSServerHandshakeError
-from aiohttp import web
+from aiohttp import WSServerHandshakeError, web
 from anthropic import AsyncAnthropic
 from fakes.experiment import CANDIDATE, STABLE, Traffic, policy
 from fakes.formats import Failure
