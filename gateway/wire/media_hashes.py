@@ -34,7 +34,9 @@ _SLICE: Final = 1 << 20
 _AWS: Final = "application/vnd.amazon.eventstream"
 _UNTOLD: Final = ("", "application/octet-stream", "binary/octet-stream")
 _MEDIA_TYPE: Final = re.compile(r"(?:audio|image|video|font)/|application/pdf\Z")
-_URL: Final = re.compile(rb"data:([\w.+/-]{0,100})[\w.+/;=-]{0,100};base64,([A-Za-z0-9+/_\\-]{%d,}+=*)" % LEAST)
+_URL: Final = re.compile(
+    rb"data:([\w.+/-]{0,100}+)(?:;[\w.+/=-]{0,100}+){0,3}?;base64,([A-Za-z0-9+/_\\-]{%d,}+=*)" % LEAST
+)
 _LONG: Final = re.compile(rb'"[A-Za-z0-9+/_\\-]{%d}' % LEAST)
 """The beginning of a JSON string that may be base64."""
 _LINE: Final = re.compile(rb"[^\r\n]+")

@@ -123,16 +123,18 @@ class SpanOperations(AttemptRecords):
         """Add spans that are no calls; returns their sequences. `known`: refuse spans of attempts that do not exist."""
         for name in {(entry.rollout, entry.attempt) for entry in entries} if known else ():
             self._attempt(name)
-        made = [self._without_secrets(entry) for entry in entries]
+        made = [self.masked(entry) for entry in entries]
         for entry in made:
             self._tape.record(entry, seen_ns=now)
         return [entry.sequence for entry in made]
 
-    def _without_secrets(self, entry: SpanEntry) -> SpanEntry:
+    def masked(self, entry: SpanEntry) -> SpanEntry:
         """A copy of a span as it may be kept; the original may still be read."""
         secrets, said = self._tape.secrets.for_call(), entry.attributes
         kept: dict[str, Any] | None = None if said is None else secrets.json(redaction.attributes(said))
-        name, error = secrets.texts((entry.name, entry.error))
+        name, error = secrets.texts(
+            [None if it is None else redaction.plain_text(it) for it in (entry.name, entry.error)]
+        )
         if secrets.span_attributes:
             kept = (kept or {}) | secrets.span_attributes
         return replace(entry, sequence=0, name=name, error=error, attributes=kept)

@@ -55,6 +55,8 @@ class ProviderSpans:
         """`dropped`: called with the number of spans whose call did not come."""
         self._tape, self._dispatcher, self._dropped = tape, dispatcher, dropped
         self._task: asyncio.Task[None] | None = None
+        self._newest, self._turn = b"", 0
+        """The newest waiting span that was looked at; the place among the others where the next look begins."""
 
     async def place(self, entries: Sequence[SpanEntry]) -> tuple[list[PlacedSpan], list[SpanEntry]]:
         """(spans whose attempts are known, spans whose attempts are not known yet)."""
@@ -123,7 +125,7 @@ class ProviderSpans:
 
     async def retry(self) -> int:
         """Place waiting spans whose calls have come since; returns the number of those that still wait."""
-        waiting = await asyncio.to_thread(self._waiting)
+        waiting = self._in_turn(await asyncio.to_thread(self._waiting))
         placed, _ = await self.place([entry for _, entry in waiting])
         placed_ids, now = {id(one.entry) for one in placed}, self._dispatcher.now_ns()
         late = [key for key, entry in waiting if _is_late(key, now) and id(entry) not in placed_ids]
@@ -133,6 +135,15 @@ class ProviderSpans:
         if late:
             self._dropped(len(late))
         return len(waiting) - len(done) - len(late)
+
+    def _in_turn(self, waiting: list[tuple[bytes, SpanEntry]]) -> list[tuple[bytes, SpanEntry]]:
+        """New spans first, whose calls end soon, then the others in turn: many are of calls that never pass here."""
+        new = [one for one in waiting if one[0] > self._newest]
+        old = waiting[: len(waiting) - len(new)]
+        self._newest = waiting[-1][0] if waiting else b""
+        at = self._turn % len(old) if old else 0
+        self._turn = at + LOOKUPS
+        return [*new, *old[at:], *old[:at]]
 
     def _waiting(self) -> list[tuple[bytes, SpanEntry]]:
         with self._tape.view() as view:
@@ -148,7 +159,7 @@ class ProviderSpans:
 def _keep(tape: Transaction, entries: Sequence[SpanEntry], now: int) -> None:
     """Keep spans that wait. An exporter that heard no answer sends them again: they wait once."""
     there = {key[9:]: key for key, _ in tape.scan(DATABASE, b"w")}
-    for entry in entries:
+    for entry in map(SpanOperations(tape).masked, entries):
         digest = blake2b(f"{entry.trace_id}{entry.span_id}".encode(), digest_size=16).digest()
         said = asdict(entry)
         record: dict[str, Any] = {name: said[name] for name in _KEPT} | {"method": "", "attributes": entry.attributes}

@@ -164,7 +164,17 @@ class Environment:
 
     def _read_databases(self) -> dict[str, Any]:
         # Each in a transaction of its own: a database that is opened in a read transaction closes with it.
-        return {name: self._open_database(name) for name in DATABASES}
+        found = {"meta": self._open_database("meta")}
+        for name in DATABASES:
+            try:
+                found[name] = self._open_database(name)
+            except lmdb.NotFoundError:
+                self._check_format(found["meta"], True)
+                raise TapeError(
+                    f"the tape in {self.path} is of an older penstock and cannot be read yet: it has no database "
+                    f"{name!r}; start `penstock serve --data {self.path}` once, which adds that"
+                ) from None
+        return found
 
     def _open_database(self, name: str, writes: Txn | None = None) -> Any:
         # Numbers below one key are stored in eight bytes each, without overhead.

@@ -125,7 +125,7 @@ def unread_claims(ones: Iterable[BudgetClaim], unread: UnreadCall) -> list[Budge
 
 def bound_of(prompts: PromptCounter, call: CallRequest, record: CallRecord) -> TokenBound:
     """Most tokens that the call may use."""
-    if (most := call.dialect.most(record.plain) if call.dialect.media else None) is not None:
+    if (most := call.dialect.most(record.plain, call.form) if call.dialect.media else None) is not None:
         return TokenBound(most.input_tokens or 0, most.output_tokens, 1, most.billed or {})
     conversation = (call.address.rollout, call.address.attempt)
     prompt = prompts.tokens(conversation, call.body)
@@ -413,7 +413,7 @@ def uses_nothing(dialect: Dialect, method: str, path: str, headers: Iterable[tup
         return False
     overridden = method in _ONLY_ASKS and any(low in _OVERRIDES for low, _, _ in headers)
     method, path = "POST" if overridden else method, path.partition("?")[0]
-    return not dialect.gives_work(method, path) if dialect.tells_sessions else is_free(method, path)
+    return (method in _ONLY_ASKS or dialect.is_idle(path)) if dialect.tells_sessions else is_free(method, path)
 
 
 def known_model(model: str | None, dialect: Dialect, path: str) -> str | None:

@@ -126,7 +126,9 @@ class Budgets:
         found = self._budgets_of(about, call.key, address.agent, address.rollout, record.arm)
         if not found.claims:
             return None
-        hosted = dialect.tells_sessions and call.families[:1] == (dialect.family,)
+        hosted = call.families[:1] == (dialect.family,) and dialect.gives_work(
+            request.method, call.path.partition("?")[0]
+        )
         unread = None if hosted else unread_of(call, record)
         if unread is not None:
             self._note_unread(found.claims)

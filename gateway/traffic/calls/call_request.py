@@ -226,6 +226,10 @@ _FACTS: Final = {
 """The fact that each header is."""
 AGENT_HEADERS: Final = frozenset({*_FACTS, _KIND, _CODEX_KIND, _DURATIONS, TURN_METADATA})
 """Headers that tell of the agent, or what the call is for."""
+_MEASURED: Final = re.compile(r"[^=;]+=[0-9]{1,15}")
+"""A tool's name, percent-encoded, and the milliseconds that it took."""
+_CONTROL: Final = re.compile(r"[^ -~\u00a0-\ud7ff\ue000-\U0010ffff]")
+_LONGEST_TOOL: Final = 200
 SUBAGENT: Final = "subagent"
 """The name of a sub-agent whose kind the coding agent does not say."""
 
@@ -249,7 +253,8 @@ def agent_facts(headers: Mapping[bytes, bytes]) -> dict[str, Any]:
         found |= {
             fact: _label(value.encode("latin-1", "replace")) for fact, value in told.items() if isinstance(value, str)
         }
-    if measured := [_measured(one) for one in headers.get(_DURATIONS, b"").decode("latin-1").split(";") if one]:
+    durations = headers.get(_DURATIONS, b"").decode("latin-1")
+    if measured := [_measured(one) for one in durations.split(";") if _MEASURED.fullmatch(one)]:
         found[TOOL_DURATIONS] = measured
     return found
 
@@ -260,7 +265,7 @@ def _label(value: bytes) -> str:
 
 def _measured(entry: str) -> str:
     name, _, took = entry.strip().rpartition("=")
-    return f"{unquote(name)}={took}"
+    return f"{_CONTROL.sub('-', _unkeyed(unquote(name)))[:_LONGEST_TOOL]}={took}"
 
 
 # Connections of a sidecar, which ends an agent's TLS, and names once the rollout and the host of the calls that

@@ -261,6 +261,10 @@ class Dialect(ABC):
         """True if a call may make a hosted agent work, which then uses tokens."""
         return False
 
+    def is_idle(self, path: str) -> bool:
+        """True if a POST to a path about hosted agents (no query) certainly gives no agent work."""
+        return False
+
     def tool_run(self, request: bytes, response: bytes, stream: bool) -> tuple[Any, Any, str | None]:
         """(arguments, result, error message) of a run of a tool, as JSON values; None for each that is missing."""
         return None, None, None
@@ -269,8 +273,9 @@ class Dialect(ABC):
         """True if a request wants no answer, and only has the provider read its beginning in advance."""
         return False
 
-    def most(self, request: bytes) -> Usage | None:
-        """The most that a call may use, by its request; None where that follows from the request's length."""
+    def most(self, request: bytes, form: str = "") -> Usage | None:
+        """The most that a call may use, by its request; None where that follows from the request's length. `form`: the
+        content type of a form."""
         return None
 
     def is_complete(self, response: bytes) -> bool:

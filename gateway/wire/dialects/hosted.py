@@ -51,6 +51,7 @@ from penstock.gateway.wire.dialects.tokens import messages_usage, openai_usage
 _ID: Final = r"[A-Za-z0-9._~-]{1,128}"
 _NAME: Final = re.compile(_ID)
 _LATEST: Final = 2**63
+_CENTS: Final = re.compile("[0-9]{1,15}")
 
 
 class SessionFormats(NamedTuple):
@@ -74,6 +75,7 @@ class SessionDialect(OpaqueDialect):
         self.formats = SessionFormats(f"{name}_turn", f"{name}_tool", f"/v1{root}/")
         self._calls = re.compile(rf"(?:/v1)*{root}(?:/({_ID})(?:/{threads}/({_ID}))?(/.*)?)?")
         self._gives_work = re.compile(rf"(?:/v1)*{root}(?:/{_ID}/events)?")
+        self._idle = re.compile(rf"(?:/v1)*{root}/{_ID}(?:/archive|/resources(?:/{_ID})?|/{threads}/{_ID}/archive)?")
 
     def matches(self, method: str, path: str) -> bool:
         """True for every call about sessions."""
@@ -93,6 +95,9 @@ class SessionDialect(OpaqueDialect):
 
     def gives_work(self, method: str, path: str) -> bool:
         return method == "POST" and self._gives_work.fullmatch(path) is not None
+
+    def is_idle(self, path: str) -> bool:
+        return self._idle.fullmatch(path) is not None and ".." not in path
 
     def facts(self, request: bytes, response: bytes, stream: bool, asked: RequestFields | None = None) -> Facts:
         """None: what the agent has done is not the call's own."""
@@ -388,7 +393,7 @@ def list_cost(event: SessionEvent) -> float | None:
     """The cost of a session so far, in US dollars, as an event of `USAGE_TOLD` says it; None if it does not."""
     amount = obj(obj(event.data.get("usage")).get("list_cost"))
     cents = text(amount.get("amount")) or ""
-    return int(cents) / 100 if cents.isdecimal() and amount.get("currency") == "USD" else None
+    return int(cents) / 100 if _CENTS.fullmatch(cents) and amount.get("currency") == "USD" else None
 
 
 def event_text(event: SessionEvent) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from math import ceil
 from typing import Any, ClassVar, Final
+from urllib.parse import unquote_plus
 
 import msgspec
 
@@ -61,6 +62,8 @@ _VIDEO: Final = 20.0
 """Seconds of a video whose request does not say how many, at most."""
 _THIN: Final = 2000
 """Bytes of a second of sound whose length is not known, at least: 16 kbit/s."""
+_SAMPLES: Final = (b"\1\0", b"\3\0")
+"""Formats of WAV files that hold samples: whole numbers, or floating ones."""
 _PER_SECOND: Final = 10
 """Tokens of a second of sound that is heard."""
 _SPOKEN: Final = 4
@@ -193,7 +196,7 @@ class MediaDialect(JsonPostDialect):
         return {}
 
     @abstractmethod
-    def most(self, request: bytes) -> Usage: ...
+    def most(self, request: bytes, form: str = "") -> Usage: ...
 
 
 def _peek(request: bytes) -> RequestFields:
@@ -208,11 +211,12 @@ def _is_json(body: bytes) -> bool:
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
-def request_fields(request: bytes, problems: list[str]) -> Json:
+def request_fields(request: bytes, problems: list[str], form: str | None = None) -> Json:
     """The fields of a request of JSON or of a form. A file is an object that says where it stands; fields that are
-    named several times, or `NAME[]`, are a list."""
-    form = form_type(request)
-    if form is None:
+    named several times, or `NAME[]`, are a list. `form`: the content type of a form, empty for JSON; None if only the
+    body tells, which may begin with what is no part of the form."""
+    form = form_type(request) if form is None else form
+    if not form:
         return document(request, "request", problems)
     found: Json = {}
     try:
@@ -283,11 +287,20 @@ def _decoded_size(data: str) -> int:
     return len(data) * 3 // 4 - data[-2:].count("=")
 
 
+def _highest(value: Any) -> float | None:
+    """The highest of the numbers of a field that may be named several times; None if there is none."""
+    given = arr(value) if isinstance(value, list) else [value]
+    found = [number(unquote_plus(it).strip() if isinstance(it, str) else it) for it in given]
+    return max((it for it in found if it is not None), default=None)
+
+
 def seconds_of(begin: bytes, size: int) -> float:
-    """Seconds of some sound: a WAV file says how many; of others the most that so many bytes may be. `begin`: its first
-    32 bytes."""
-    told = begin[:4] == b"RIFF" and begin[8:12] == b"WAVE"
-    return size / ((int.from_bytes(begin[28:32], "little") if told else 0) or _THIN)
+    """Seconds of some sound: a WAV file of samples says how many; of others the most that so many bytes may be.
+    `begin`: its first 34 bytes."""
+    told = begin[:4] == b"RIFF" and begin[8:16] == b"WAVEfmt " and begin[20:22] in _SAMPLES
+    # Decoders go by samples a second and bytes a sample, and by no other number there.
+    rate = int.from_bytes(begin[24:28], "little") * int.from_bytes(begin[32:34], "little") if told else 0
+    return size / (rate or _THIN)
 
 
 def media_usage(answer: Json, counted: Mapping[str, float], made: str = "") -> Usage | None:
@@ -345,15 +358,14 @@ class TranscriptionDialect(MediaDialect):
         said = text(answer.get("text"))
         return [Choice(message=Message(role="assistant", parts=[Part(type="text", text=said)]))] if said else []
 
-    def most(self, request: bytes) -> Usage:
+    def most(self, request: bytes, form: str = "") -> Usage:
         """The seconds that the files may have, their tokens, and those of a transcript."""
-        form = form_type(request)
         try:
-            files = [(it.start, it.end) for it in form_fields(request, form or "") if it.file is not None]
+            files = [(it.start, it.end) for it in form_fields(request, form) if it.file is not None]
         except ValueError:
             # A file of an unreadable form may be all of it.
             files = [(0, len(request))]
-        seconds = sum(seconds_of(request[start : start + 32], end - start) for start, end in files)
+        seconds = sum(seconds_of(request[start : start + 34], end - start) for start, end in files)
         others = len(request) - sum(end - start for start, end in files)
         tokens = ceil(seconds * _PER_SECOND) + others
         return Usage(input_tokens=tokens, output_tokens=_ANSWER, billed={"seconds": seconds})
@@ -392,7 +404,7 @@ class SpeechDialect(MediaDialect):
         made = answer.get("sound")
         return [Choice(message=Message(role="assistant", parts=[Part(type="media", data=made)]))] if made else []
 
-    def most(self, request: bytes) -> Usage:
+    def most(self, request: bytes, form: str = "") -> Usage:
         said = text(_spoken(request).input) or ""
         made = _SPOKEN * len(said.encode("utf-8", "replace"))
         return Usage(input_tokens=len(request), output_tokens=made, billed={"characters": len(said)})
@@ -427,11 +439,11 @@ class ImagesDialect(MediaDialect):
         told = [Part(type="text", text=said)] if said else []
         return Message(role="assistant", parts=[*told, Part(type="media", data=part)])
 
-    def most(self, request: bytes) -> Usage:
+    def most(self, request: bytes, form: str = "") -> Usage:
         """The images that are asked for, their tokens, and those of the given images and of the text."""
-        asked = request_fields(request, [])
+        asked = request_fields(request, [], form)
         given = sum(1 for name in ("image", "images", "mask") for _ in _given(asked, name))
-        images = max(1, ceil(number(asked.get("n")) or 1))
+        images = max(1, ceil(_highest(asked.get("n")) or 1))
         prompt = len((text(asked.get("prompt")) or "").encode("utf-8", "replace")) + _IMAGE * given
         return Usage(input_tokens=prompt, output_tokens=_IMAGE * images, billed={"images": images})
 
@@ -458,6 +470,6 @@ class VideosDialect(MediaDialect):
         known = {name: answer[name] for name in ("id", "status", "seconds", "size") if answer.get(name) is not None}
         return [Choice(message=Message(role="assistant", parts=[Part(type="media", data=known)]))] if known else []
 
-    def most(self, request: bytes) -> Usage:
-        seconds = number(request_fields(request, []).get("seconds")) or _VIDEO
+    def most(self, request: bytes, form: str = "") -> Usage:
+        seconds = _highest(request_fields(request, [], form).get("seconds")) or _VIDEO
         return Usage(input_tokens=0, output_tokens=0, billed={"seconds": seconds})

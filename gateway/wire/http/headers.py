@@ -51,7 +51,7 @@ _OWN: Final = HOP | {b"host", b"expect", b"x-penstock-token", PROMPT}
 _NOT_THEIRS: Final = frozenset({b"expect", b"proxy-authorization", b"proxy-connection", b"x-penstock-token", PROMPT})
 """Headers for the gateway that are removed even where the agent does not know of it."""
 _NO_TRAILERS: Final = _OWN | {b"content-length", b"transfer-encoding", b"trailer", *CREDENTIALS}
-_TOKEN: Final = re.compile(rb"pst_[A-Za-z0-9_-]{40,}")
+_TOKEN: Final = re.compile(rb"pst_(?:key_login\.)?[A-Za-z0-9_-]{40,}")
 _REPLACED: Final = {*CREDENTIALS, b"x-amz-security-token", b"x-amz-date", b"x-amz-content-sha256"}
 """Headers that the upstream's own key replaces."""
 _PLAIN: Final = frozenset(

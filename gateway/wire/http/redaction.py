@@ -25,6 +25,7 @@ from urllib.parse import unquote
 
 from penstock.gateway.model import span
 from penstock.gateway.model.known_secrets import NO_SECRETS, Secrets, fingerprint, may_be_secret, presented_secrets
+from penstock.gateway.wire.dialects.family import INSECURE, SUBPROTOCOL
 
 MASK: Final = b"***"
 _MASK: Final = MASK.decode()
@@ -86,13 +87,13 @@ _PREFIXES: Final = (
     "sk-", "sk_", "rk_", "rk-", "pk-", "pk_", "gsk_", "csk-", "xai-", "pplx-", "nvapi-", "hf_", "r8_", "npm_",
     "pypi-AgE", "glpat-", "glsa_", "dop_v1_", "gho_", "ghp_", "ghs_", "ghu_", "ghr_", "github_pat_", "dckr_pat_",
     "xapp-", "whsec_", "tvly-", "fw_", "tgp_v1_", "lsv2_", "hvs.", "shpat_", "shpss_", "sntrys_", "sntryu_",
-    "esecret_", "figd_",
+    "esecret_", "figd_", "ek_",
 )  # fmt: skip
 """Prefixes of providers' keys."""
 _PLAIN_PREFIXES: Final = ("jina_", "rpa_", "ntn_", "sbp_", "lin_api_", "dapi")
 """Prefixes of keys that are longer and of letters and digits only: other names may begin with such a prefix."""
 _SHAPES: Final = re.compile(
-    r"pst_[A-Za-z0-9._~-]+"
+    rf"pst_[A-Za-z0-9._~-]+|(?<={re.escape(INSECURE.decode())})[A-Za-z0-9._~+/=-]+"
     rf"|{_START}(?:{'|'.join(map(re.escape, _PREFIXES))}|xox[a-z]-)[A-Za-z0-9_.~-]{{12,}}"
     rf"|{_START}(?:{'|'.join(_PLAIN_PREFIXES)})[A-Za-z0-9]{{30,}}"
     rf"|{_START}SG\.[A-Za-z0-9_-]{{16,}}\.[A-Za-z0-9_-]{{16,}}|{_START}AQ\.[A-Za-z0-9_-]{{30,}}"
@@ -173,6 +174,8 @@ class Redactor:
         for low, _, value in headers:
             if is_secret(low):
                 values += ((low, value),)
+            elif low == SUBPROTOCOL and INSECURE in value:
+                values += ((low, value.partition(INSECURE)[2].partition(b",")[0]),)
         return _together(self.tape, values, path if "=" in path or "%" in path else "")
 
 

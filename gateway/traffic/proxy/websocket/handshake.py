@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from time import monotonic
 
+from penstock.gateway.model.facts import is_rehearsal
 from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.traffic.proxy.call import HttpCall
 from penstock.gateway.traffic.proxy.call_lifecycle import CallState
@@ -18,6 +19,7 @@ from penstock.gateway.traffic.proxy.proxy_context import CallPlan, ProxyContext
 from penstock.gateway.traffic.proxy.websocket.connection import WebSocketConnection
 from penstock.gateway.traffic.proxy.websocket.session import SessionConnection
 from penstock.gateway.traffic.proxy.websocket.websocket_call import WebSocketContext, check_passthrough
+from penstock.gateway.traffic.trials.rehearsal import OVER
 from penstock.gateway.wire.dialects import find
 from penstock.gateway.wire.dialects.loose_json import RequestFields
 from penstock.gateway.wire.http.client_connection import ClientConnection
@@ -86,6 +88,9 @@ class HandshakeCall(HttpCall):
 def _check(shared: ProxyContext, request: HttpRequest, admitted: CallRequest) -> None:
     """Raise `ClientFault` if no WebSocket is possible."""
     dialect, why = admitted.dialect, None
+    if shared.pins.catalog.rehearses and is_rehearsal(admitted.address.rollout):
+        message = "a rehearsal asks models over HTTP and does nothing else: no WebSocket is opened"
+        raise ClientFault(400, OVER, message, "upgrade")
     offers = [value for low, _, value in request.headers if low == _EXTENSIONS]
     if request.method != "GET" or request.http10 or not dialect.websocket:
         why = "this path has no WebSockets here"

@@ -8,6 +8,7 @@ import pytest
 from fakes.otlp import Inlet, Made, names, partial, request
 from fakes.waiting import until
 
+from penstock.gateway.followers.otlp.provider_spans import LOOKUPS
 from penstock.gateway.model.facts import REQUEST_ID
 from penstock.gateway.model.span import span_tree
 from penstock.gateway.tape.hosted_sessions import record_events
@@ -80,6 +81,27 @@ async def test_spans_wait_for_their_call(inlet: Inlet) -> None:
     await until(lambda: _are(inlet, "r1"))
     assert not [*inlet.store.records("hosted", b"w")]
     assert inlet.counted == {("accepted",): 4}
+
+
+async def test_secrets_do_not_wait_on_the_tape(inlet: Inlet) -> None:
+    key = "sk-ant-api03-" + "Ab1_" * 12
+    said = {"gen_ai.response.id": "msg_1", "error.message": f"no such key: {key}"}
+    await sent(inlet, Made(f"create {key}", said, CLAUDE, TRACE, "11" * 8))
+    ((_, waiting),) = inlet.store.records("hosted", b"w")
+    assert b"no such key" in waiting
+    assert key.encode() not in waiting
+
+
+async def test_spans_of_calls_that_never_come_hold_up_no_others(inlet: Inlet) -> None:
+    """More than are looked for at once wait before it."""
+    foreign = [
+        Made("anthropic.messages.create", {"gen_ai.response.id": f"msg_x{at}"}, CLAUDE, span=f"{at:016x}")
+        for at in range(1, LOOKUPS + 9)
+    ]
+    await sent(inlet, *foreign)
+    await sent(inlet, *served("gen_ai.response.id", "msg_1"))
+    await called(inlet, "r1", "msg_1")
+    await until(lambda: _are(inlet, "r1"))
 
 
 async def _are(inlet: Inlet, rollout: str) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, cast
 import aiohttp
 import lmdb
 import pytest
-from aiohttp import web
+from aiohttp import WSServerHandshakeError, web
 from anthropic import AsyncAnthropic
 from fakes.experiment import CANDIDATE, STABLE, Traffic, policy
 from fakes.formats import Failure
@@ -632,6 +632,10 @@ async def test_an_agent_may_bring_its_own_key_and_what_is_no_generation_passes(s
     assert (status, json.loads(body)["object"]) == (200, "list")
     status, body = await bare.post(own, {"model": "tts-1", "input": "AC0"}, "/v1/audio/speech")
     assert (status, b"not passed on" in body) == (400, True)
+    for path in ("/v1/realtime?model=m", "/v1/responses", "/my/own/socket"):
+        with pytest.raises(WSServerHandshakeError) as refused:
+            await stage.http.ws_connect(stage.gateway.url + claim.address + path, headers={"Authorization": "Bearer x"})
+        assert refused.value.status == 400, path
     assert await stage.client.pins(claim.rollout.id) == []
 
 

@@ -463,6 +463,18 @@ def test_no_tape_is_not_a_tape(tmp_path: Path) -> None:
         examine(tmp_path)
 
 
+def test_a_tape_of_an_older_version_gets_what_it_lacks(tmp_path: Path) -> None:
+    with open_store(tmp_path) as store:
+        store.write([call()])
+    with lmdb.open(str(tmp_path / "tape"), max_dbs=99) as env, env.begin(write=True) as txn:
+        txn.drop(env.open_db(b"hosted", txn))
+    with pytest.raises(TapeError, match=r"older penstock .* no database 'hosted'; start `penstock serve --data"):
+        examine(tmp_path)
+    with open_store(tmp_path) as store:
+        assert [span.sequence for span in store.spans("r1", "a1")] == [1]
+    assert examine(tmp_path)[1] == []
+
+
 @pytest.mark.parametrize("found", [b"1", b"3", b"\xff"])
 def test_another_format_is_refused(tmp_path: Path, found: bytes) -> None:
     with open_store(tmp_path) as store:

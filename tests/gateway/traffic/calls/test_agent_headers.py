@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -51,6 +52,11 @@ CODEX = {"x-openai-subagent": "collab_spawn", "x-codex-parent-thread-id": "t1", 
                 AGENT_ID: "a5b368de", PARENT_AGENT: "a1", CALL_CLASS: "subagent", PROMPT_ID: "b6e409be-fbc2",
                 TOOL_DURATIONS: ["Bash=271", "mcp__a;b=0"],
             },
+        ),
+        (
+            {"x-claude-code-prev-tool-durations": f"a%0A%1B[m=1;b=x;=2;{'sk-ant-' + 'Ab1' * 9}=3; c =4"},
+            None,
+            {TOOL_DURATIONS: ["a--[m=1", f"{sha256(('sk-ant-' + 'Ab1' * 9).encode()).hexdigest()[:32]}=3", "c =4"]},
         ),
         ({"x-claude-code-agent-id": "a1"}, "subagent", {AGENT_ID: "a1"}),
         ({"x-claude-code-agent-type": "my own!"}, "my-own-", {}),

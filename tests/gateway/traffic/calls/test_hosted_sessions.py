@@ -23,7 +23,7 @@ from fakes.session_host import MODEL, SMALL, AgentSessionHost, Event, SessionHos
 from fakes.tape import Tape
 from fakes.transactions import done
 from fakes.waiting import until
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.gateway.model.span import Span
@@ -366,19 +366,30 @@ FIELDS = (
     "id", "type", "object", "processed_at", "session_thread_id", "model_request_start_id", "model_usage", "usage",
     "turn", "turn_id", "item", "agent", "content", "input", "name", "tool_use_id", "status", "started_at", "session",
     "subagent", "opened_at", "duration_ms", "error", "parent_thread_id", "call_id", "summary", "stop_reason",
+    "list_cost", "amount", "currency",
 )  # fmt: skip
 ODD: Any = st.recursive(
     st.sampled_from([
         None, True, -1, 2**60, 10**30, 1.5, "", "x", "a\0b", "y" * 300, "2026-11-01T00:00:00Z", "9999-01-01T00:00:00Z",
         "0001-01-01T00:00:00Z", "span.model_request_end", "agent.tool_use", "agent.session.turn", "session",
-        "completed", "agent.session.turn.item.done", "function_call", "session.usage", "session.thread_created",
+        "completed", "\ud800", "USD", "9" * 5000,
+        "agent.session.turn.item.done", "function_call", "session.usage", "session.thread_created",
     ]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=8),
     max_leaves=30,
 )  # fmt: skip
 
 
+COST = {"type": "session.usage", "id": "e1", "processed_at": "2026-11-01T00:00:00Z"}
+
+
 @settings(max_examples=60, deadline=None)
+@example([COST | {"usage": {"list_cost": {"amount": "9" * 5000, "currency": "USD"}}}], False, False)
+@example([COST | {"usage": {"list_cost": {"amount": "9" * 400, "currency": "USD"}}}], False, True)
+@example([COST | {"type": "user.message", "content": "\ud800", "id": "\ud800"}], False, True)
+@example(
+    [{"id": "t", "object": "agent.session.turn", "status": "completed", "error": {"message": "\ud800"}}], True, True
+)
 @given(st.lists(st.dictionaries(st.sampled_from(FIELDS), ODD, max_size=10), max_size=5), st.booleans(), st.booleans())
 def test_odd_answers_harm_nothing(stores: Any, objects: list[Any], of_openai: bool, stream: bool) -> None:
     dialect = by_name("agent_sessions" if of_openai else "managed_sessions")

@@ -317,10 +317,11 @@ async def test_a_token_beside_the_agents_own_key(rig: Rig) -> None:
 
 
 async def test_a_token_anywhere_else_goes_no_further_either(rig: Rig) -> None:
-    token = await token_for(rig, rig.rollout)
-    sent = post(rig.path(f"{CHAT}?key={token}&a=1"), b"{}", [("X-Odd", f"a {token}"), ("X-Kept", "pst_ish")])
+    token, login = await token_for(rig, rig.rollout), f"pst_key_login.{'aB3-' * 20}"
+    headers = [("X-Odd", f"a {token}"), ("X-Kept", "pst_ish"), ("X-Login", login)]
+    sent = post(rig.path(f"{CHAT}?key={token}&b={login}&a=1"), b"{}", headers)
     got, seen = await rig.passes(sent)
-    assert (got, token.encode() in seen) == (OK, False)
+    assert (got, token.encode() in seen, b"login" in seen.lower()) == (OK, False, False)
     assert b"&a=1 HTTP/1.1" in seen
     assert b"X-Kept: pst_ish\r\n" in seen
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.gateway.model.span import Usage
 from penstock.gateway.wire.dialects import DIALECTS, by_name
-from penstock.gateway.wire.dialects.media import request_fields
+from penstock.gateway.wire.dialects.media import request_fields, seconds_of
 from penstock.gateway.wire.dialects.request_body import form_fields, form_type
 
 NAMES = [dialect.name for dialect in DIALECTS if dialect.media]
@@ -95,6 +95,29 @@ def form(parts: list[tuple[str, bytes, str | None]], mark: str = "Xq7") -> bytes
         )
         pieces.append(f"--{mark}\r\nContent-Disposition: {said}\r\n\r\n".encode() + value + b"\r\n")
     return b"".join([*pieces, f"--{mark}--\r\n".encode()])
+
+
+def test_what_a_form_may_cost_follows_from_its_own_boundary() -> None:
+    """What stands before the first boundary is no part of a form, and of several values the highest may count."""
+    file, kind = form([("file", b"x" * 4000, "a.mp3")]), 'multipart/form-data; boundary="Xq7"'
+    for body in (file, form([("model", b"whisper-1", None)], mark="A") + file):
+        most = by_name("transcription").most(body, kind)
+        assert most is not None
+        assert most.billed == {"seconds": 2.0}
+    images = form([("n", b"1", None), ("n", b" 10", None)])
+    most = by_name("images").most(form([("n", b"2", None)], mark="A") + images, kind)
+    assert most is not None
+    assert most.billed == {"images": 10}
+
+
+def test_a_wav_file_is_as_long_as_its_samples() -> None:
+    """Whatever else it says."""
+    wav = bytearray(b"RIFF....WAVEfmt \x10\0\0\0\1\0\1\0\x80\x3e\0\0\0\x7d\0\0\2\0")
+    assert seconds_of(bytes(wav), 32000) == 1.0
+    wav[28:32] = b"\xff" * 4
+    assert seconds_of(bytes(wav), 32000) == 1.0
+    wav[20:22] = b"U\0"  # MP3
+    assert seconds_of(bytes(wav), 32000) == 16.0
 
 
 @given(PARTS)

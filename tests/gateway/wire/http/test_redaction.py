@@ -68,6 +68,15 @@ def test_agent_tokens_are_masked_in_any_header() -> None:
     assert Redactor().block([(b"x-note", b"use pst_r1.a-b_C~9, please")]) == b"x-note: use ***, please\r\n"
 
 
+@pytest.mark.parametrize("key", ["ek_68af296e8e408191a112", "sk-abcdefghijklmnop1", "Ab1~of-my-own-proxy.v2"])
+def test_keys_of_browsers_are_masked_in_subprotocols_and_bodies(key: str) -> None:
+    offered = (b"Sec-WebSocket-Protocol", f"realtime, openai-insecure-api-key.{key}, beta".encode())
+    masked = b"Sec-WebSocket-Protocol: realtime, openai-insecure-api-key.***, beta\r\n"
+    assert Redactor().block([offered]) == masked
+    known = Redactor().secrets([(offered[0].lower(), *offered)], "/v1/realtime")
+    assert known.hide(f'{{"said": "{key}"}}'.encode()) == b'{"said": "%b"}' % (b"*" * len(key))
+
+
 def test_headers_that_hold_urls_are_masked_as_urls() -> None:
     block = Redactor().block(
         [
