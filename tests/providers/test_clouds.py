@@ -132,15 +132,20 @@ async def test_boto3_converses(cloud: Clouds, tmp_path: Path) -> None:
     assert said(detail, "converse") == "Hello there."
 
 
+def answer_text(create: Callable[..., Any], model: str) -> str:
+    """The first text of an answer of `messages.create`, whose overloads no dictionary of arguments tells apart."""
+    return create(model=model, **ASKED).content[0].text
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_anthropic_s_client_of_bedrock(cloud: Clouds, tmp_path: Path, stream: bool) -> None:
     cloud.answer, cloud.headers = (FRAMES, STREAM) if stream else (PLAIN, {"Content-Type": "application/json"})
 
     def ask(gateway: Local) -> str:
-        keys = {"aws_access_key": "none", "aws_secret_key": "none", "aws_region": "eu-west-1"}
+        keys: dict[str, Any] = {"aws_access_key": "none", "aws_secret_key": "none", "aws_region": "eu-west-1"}
         with AnthropicBedrock(base_url=gateway.address("r1"), **keys) as anthropic:
             if not stream:
-                return anthropic.messages.create(model=MODEL, **ASKED).content[0].text
+                return answer_text(anthropic.messages.create, MODEL)
             with anthropic.messages.stream(model=MODEL, **ASKED) as answer:
                 return answer.get_final_text()
 
@@ -152,9 +157,9 @@ async def test_claude_platform_on_aws(cloud: Clouds, tmp_path: Path) -> None:
     cloud.answer, cloud.headers = PLAIN, {"Content-Type": "application/json"}
 
     def ask(gateway: Local) -> str:
-        keys = {"aws_access_key": "none", "aws_secret_key": "none", "aws_region": "us-west-2"}
+        keys: dict[str, Any] = {"aws_access_key": "none", "aws_secret_key": "none", "aws_region": "us-west-2"}
         with AnthropicAWS(base_url=gateway.address("r1"), workspace_id="wrkspc_1", **keys) as anthropic:
-            return anthropic.messages.create(model="claude-opus-5-5", **ASKED).content[0].text
+            return answer_text(anthropic.messages.create, "claude-opus-5-5")
 
     got, detail = await asked(cloud, tmp_path, "anthropic", ask)
     assert got == said(detail, "messages") == "Hello there."
@@ -166,9 +171,9 @@ async def test_bedrock_mantle(cloud: Clouds, tmp_path: Path) -> None:
     cloud.answer, cloud.headers = PLAIN, {"Content-Type": "application/json"}
 
     def ask(gateway: Local) -> str:
-        keys = {"aws_access_key": "none", "aws_secret_key": "none", "aws_region": "us-west-2"}
+        keys: dict[str, Any] = {"aws_access_key": "none", "aws_secret_key": "none", "aws_region": "us-west-2"}
         with AnthropicBedrockMantle(base_url=f"{gateway.address('r1')}/anthropic", **keys) as anthropic:
-            return anthropic.messages.create(model="claude-opus-5-5", **ASKED).content[0].text
+            return answer_text(anthropic.messages.create, "claude-opus-5-5")
 
     got, detail = await asked(cloud, tmp_path, "bedrock", ask)
     assert (got, detail.span.status) == ("Hello there.", "ok")
