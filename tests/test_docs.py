@@ -193,7 +193,7 @@ def test_packages_name_modules_that_there_are() -> None:
     gone = [
         f"{source.path}: there is no module {name}"
         for source in packages
-        for name in re.findall(r"`([a-z_]+(?:\.[a-z_]+)*)`", ast.get_docstring(ast.parse(source.text)) or "")
+        for name in re.findall(r"`([a-z_]+(?:\.[a-z_]+)*)`", ast.get_docstring(structure.parsed(source.text)) or "")
         if name not in OTHER_WORDS and not any(module.endswith(f".{name}") for module in modules)
     ]
     gone += [

@@ -6,6 +6,7 @@ A ceiling is lowered by the change that gets below it. Who wants to raise one sa
 from __future__ import annotations
 
 import ast
+import traceback
 
 from fakes.source import GROUP
 
@@ -96,7 +97,7 @@ def test_what_is_too_large() -> None:
         ("def f():\n    def g(a, b, c, d, e, f, g, h, i): ...", ["here.py:2: g has 9 parameters"]),
     ]
     for text, expected in table:
-        found = structure.faults(structure.Source("here.py", text, list(ast.walk(ast.parse(text)))))
+        found = structure.faults(structure.Source("here.py", text, list(ast.walk(structure.parsed(text)))))
         assert [fault.partition(", ")[0] for fault in found] == expected
 
 
@@ -114,7 +115,27 @@ def test_what_counts_as_an_import() -> None:
     text += "from ..http import redact"
     wanted = {f"penstock.gateway.{name}" for name in ("store.writer", "store.keys", "store", "config", "http.redact")}
     own = "penstock.gateway.store.transaction"
-    assert structure.imports(own, False, ast.walk(ast.parse(text)), wanted | {own}) == wanted
+    assert structure.imports(own, False, ast.walk(structure.parsed(text)), wanted | {own}) == wanted
+
+
+class Late:
+    """Garbage whose finalizer logs a traceback."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        try:
+            raise KeyError("a")
+        except KeyError:
+            _ = traceback.format_exc()
+
+
+def test_what_a_finalizer_logs_harms_no_parsing() -> None:
+    text = "x = [1, 2, 3]\n" * 1000
+    for _ in range(3):
+        Late()
+        assert len(structure.parsed(text).body) == 1000
 
 
 def test_settings_are_found() -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
 from functools import cached_property, lru_cache
 from itertools import islice
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal, NamedTuple
@@ -108,7 +109,7 @@ class Price(Rates):
     )
     """What a second of sound or video, a spoken character, or an image costs, of calls whose answer has no tokens."""
     factors: dict[str, float] = Field(default_factory=dict[str, float])
-    """What tokens cost more by the place (`us`) or the speed (`fast`) that served a call."""
+    """What tokens cost more by the place (`us`) and the speed (`fast`) that served a call: the two multiply."""
 
     @model_validator(mode="after")
     def _whole(self) -> Price:
@@ -165,7 +166,8 @@ class Price(Rates):
         reads = [name for name in reads if name != "cache_write_long" or "long" in named]
         read = max(rates[name] for rates in found for name in reads)
         made = max(rates[name] for rates in found for name in kinds if name not in reads and name != "cache_write_long")
-        factor = max([1.0, *self.factors.values()]) if "tier" in named else 1.0
+        # A place and a speed may both count, and multiply.
+        factor = prod(sorted([1.0, 1.0, *self.factors.values()])[-2:]) if "tier" in named else 1.0
         of_tokens = (prompt * read + answer * made) / 1e6 * factor + self._run(None)
         return max(of_tokens, self.unit_cost(units) or 0.0) if units else of_tokens
 

@@ -26,7 +26,8 @@ def events(made: Json) -> list[Json]:
     """An interaction as a stream."""
     told: list[Json] = [{"event_type": "interaction.created", "interaction": _head(made, "in_progress")}]
     for at, step in enumerate(made["steps"]):
-        start, deltas = step, list[Json]()
+        start: Json = step
+        deltas = list[Json]()
         if step is THOUGHT:
             start = {"type": "thought"}
             deltas = [{"type": "thought_summary", "content": it} for it in THOUGHT["summary"]]

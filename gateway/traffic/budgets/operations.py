@@ -316,7 +316,7 @@ class BudgetOperations:
         """Reserve all claims of a call; or else return the budgets that have no room for it, and reserve nothing."""
         asked.resolved_claims = list(resolve_owners(self._tape, asked))
         found = self._found(asked, now)
-        if any(sum_.reserved and not fits(claim, sum_) for _, claim, sum_, _ in found) and self.expire_leases(now):
+        if any(sum_.running and not fits(claim, sum_) for _, claim, sum_, _ in found) and self.expire_leases(now):
             # The reservations of dead processes were freed.
             found = self._found(asked, now)
         short = [

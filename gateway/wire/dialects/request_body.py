@@ -35,6 +35,7 @@ from penstock.gateway.wire.dialects.loose_json import (
     loads,
     peek,
     repaired,
+    valid_utf8,
 )
 from penstock.gateway.wire.dialects.parts import TEXT
 
@@ -249,11 +250,12 @@ def _only(body: bytes, raw: bytes) -> tuple[int, int] | None:
 
 
 def decoded(literal: bytes) -> str:
-    """The text of a literal; half a surrogate pair stays as it is."""
+    """The text of a literal. The escape of half a surrogate pair stays as it is; bytes that are no UTF-8 become what
+    other readers take them for (`valid_utf8`)."""
     try:
         return _text(literal)
     except UNREADABLE:
-        said: str = json.loads(literal)
+        said: str = json.loads(valid_utf8(literal))
         return said
 
 

@@ -132,7 +132,6 @@ class ItemHead(msgspec.Struct, gc=False):
     type: Any = None
     id: Any = None
     call_id: Any = None
-    action: Any = None
 
 
 class ResponseHead(ErrorFields, gc=False):
@@ -217,18 +216,19 @@ def stream_summary(body: bytes) -> tuple[ResponseHead, bool]:
             known_as, index = event.item_id, event.output_index
             if type(known_as) is str and type(index) is int and known_as in places.ids:
                 place = places.ids[known_as]
-                if places.indexes.get(index) == place:
+                if places.indexes.get(index) == place and items[place].type:
                     places.newest = place
                     continue
-            item = ItemHead(_MORE[kind], None, text(known_as) or "")
-            items.setdefault(places.of(index, known_as), item)
+            before = items.setdefault(place := places.of(index, known_as), ItemHead())
+            if not before.type:
+                implied = (text(known_as) or "") if _MORE[kind].endswith("_call") else None
+                items[place] = ItemHead(_MORE[kind], None, before.call_id or implied)
         elif kind in ITEMS:
             item = event.item or ItemHead()
             place = places.of(event.output_index, item.id, kind == ITEMS[0])
             before = items.setdefault(place, item)
-            items[place] = ItemHead(
-                item.type or before.type, item.id, item.call_id or before.call_id, item.action or before.action
-            )
+            call_id = item.call_id if item.call_id or before.call_id is None else before.call_id
+            items[place] = ItemHead(item.type or before.type, item.id, call_id)
         else:
             ended = ended or kind in ENDS
     answer.error = error or answer.error
@@ -288,15 +288,28 @@ class _ItemPart:
 
 
 def _item(events: list[Json]) -> Json:
-    """An item, as far as it came. Its fields in `output_item.done` count before those of earlier events."""
-    started = [obj(event.get("item")) for event in events if event["type"] == ITEMS[0]]
-    done = [obj(event.get("item")) for event in events if event["type"] == ITEMS[1]]
+    """An item, as far as it came: of each field the newest value that is not empty. Its fields in `output_item.done`
+    count before what the deltas say. Until an item has told its type, the first event that continues it does."""
     more = [event for event in events if event["type"] in _MORE]
-    known = {"type": _MORE[more[0]["type"]], "id": more[0].get("item_id")} if more else Json()
-    if "call" in str(known.get("type")):
-        known |= {"call_id": text(known["id"]) or "", "name": next((it["name"] for it in more if it.get("name")), None)}
-    whole = (started[-1] if started else known) | _pieces(more)
-    return whole | {key: value for it in done for key, value in it.items() if value or key not in whole}
+    item, done = Json(), set[str]()
+    for event in events:
+        if event["type"] in _MORE:
+            item = item if item.get("type") else _implied(event, more) | {key: it for key, it in item.items() if it}
+            continue
+        said = {key: it for key, it in obj(event.get("item")).items() if it or item.get(key) is None}
+        item |= said
+        if event["type"] == ITEMS[1]:
+            done.update(key for key, it in said.items() if it)
+    return item | {key: it for key, it in _pieces(more).items() if key not in done}
+
+
+def _implied(event: Json, more: list[Json]) -> Json:
+    """An item of which only events that continue it are known, `more`, of which `event` is the first."""
+    kind, known_as = _MORE[event["type"]], event.get("item_id")
+    if not kind.endswith("_call"):
+        return {"type": kind, "id": known_as}
+    name = next((it["name"] for it in more if it.get("name")), None)
+    return {"type": kind, "id": known_as, "call_id": text(known_as) or "", "name": name}
 
 
 def _pieces(events: list[Json]) -> Json:

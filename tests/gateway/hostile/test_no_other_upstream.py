@@ -14,6 +14,8 @@ from fakes.process import ROOT, Gateway, upstream
 from fakes.raw import connect, get, head, post, reply
 from fakes.rig import CHAT, Rig
 
+from bench.structure import parsed
+
 KEY = "sk-key-of-the-upstream-0123456789abcdef"
 SCOPE = "/rollout/r1/attempt/a1"
 GOOD: list[Step] = [request(), send(reply(200, b"{}"))]
@@ -109,7 +111,7 @@ def test_nothing_that_the_gateway_asks_by_itself_follows_one() -> None:
         if path.relative_to(ROOT).parts[1] not in ("client", "demo")
         # A session of a hosted MCP server is asked through its pipe.
         if path.name != "bridge.py" and "session" in (text := path.read_text(encoding="utf-8"))
-        for call in requests(ast.parse(text))
+        for call in requests(parsed(text))
     }
     assert len(asked) >= 6
     assert [place for place, words in asked.items() if words.get("allow_redirects") != "False"] == []

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.gateway.model import price_lists
@@ -246,6 +246,7 @@ BILLED = st.fixed_dictionaries({}, optional=PLACE | HEARD)
 EVERYTHING = b'"service_tier" "ttl" audio'
 
 
+@example("claude-opus-4-6", 1, 0, 0, 0, {"geo": "us", "speed": "fast"})
 @given(st.sampled_from(sorted({one.model for one in BUILT_IN.file.price})), COUNT, COUNT, COUNT, COUNT, BILLED)
 def test_no_call_costs_more_than_is_reserved_for_it(
     model: str, read: int, made: int, cached: int, written: int, billed: dict[str, Any]

@@ -277,6 +277,7 @@ STEPS = st.lists(
 )
 
 
+@example([("call", 0, 0), ("wait", 0, 60), ("call", 1, 2)], 1)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(STEPS, st.integers(1, 150))
 def test_it_decides_as_one_would_who_knows_everything(

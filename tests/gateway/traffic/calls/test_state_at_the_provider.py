@@ -117,7 +117,8 @@ async def test_a_compacted_conversation_goes_on(tmp_path: Path, http: aiohttp.Cl
                 await one.responses.create(model="m", input=[*kept, *asked(ask)])
         assert compacted.usage.total_tokens == 40
         elsewhere: Any = [{"type": "compaction", "encrypted_content": "b3RoZXI"}, *asked("x")]
-        for more in ([], [said("yes"), *asked("y")]):
+        mores: list[list[Any]] = [[], [said("yes"), *asked("y")]]
+        for more in mores:
             async with client(gateway) as one:
                 await one.responses.create(model="m", input=[*elsewhere, *more])
         joined = ["responses", "responses_compaction", "responses", "responses"]

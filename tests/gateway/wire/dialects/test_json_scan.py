@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.gateway.wire.capture import add_capture_fields
@@ -94,6 +94,7 @@ def oracle(body: bytes) -> dict[str, Any] | None:
     return {plain(name): value for name, value in found.items()}
 
 
+@example(b'{"model":"policy-7b","model":"x\xff"}')
 @given(bodies())
 def test_all_readers_agree(body: bytes) -> None:
     asked, read, expected = peek(body), loads(body), oracle(body)

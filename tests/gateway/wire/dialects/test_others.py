@@ -12,9 +12,10 @@ import anthropic
 import httpx2
 import openai
 import pytest
-from fakes.wire_bodies import agreed, body, same, sse
+from fakes.wire_bodies import Json, agreed, body, same, sse
 from openai.types import Completion, CreateEmbeddingResponse
 
+from bench.structure import parsed
 from penstock.gateway.model.facts import CACHE_MISS, REASONING_REMOVED
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Part, Turn
@@ -198,13 +199,21 @@ def test_newer_items_of_responses() -> None:
     shell = {"type": "shell_call", "call_id": "c1", "action": {"commands": ["ls"]}, "environment": {"type": "local"}}
     ran = {"type": "shell_call_output", "call_id": "c1", "output": [{"stdout": "a.txt", "stderr": ""}]}
     patch = {"type": "apply_patch_call", "call_id": "c2", "operation": {"type": "delete_file", "path": "a.txt"}}
-    found = [{"type": "function", "name": "f", "description": "Finds.", "parameters": {}}]
-    search = [
+    found: list[Json] = [{"type": "function", "name": "f", "description": "Finds.", "parameters": {}}]
+    search: list[Json] = [
         {"type": "tool_search_call", "call_id": "c3", "execution": "client", "arguments": {"q": "f"}},
         {"type": "tool_search_output", "call_id": "c3", "execution": "client", "tools": found},
     ]
     settings = {"type": "configuration_update", "reasoning": {"effort": "low"}}
-    items = [*INPUT, shell, ran, settings, patch, {"type": "apply_patch_call_output", "call_id": "c2"}, *search]
+    items: list[Json] = [
+        *INPUT,
+        shell,
+        ran,
+        settings,
+        patch,
+        {"type": "apply_patch_call_output", "call_id": "c2"},
+        *search,
+    ]
     tools = [
         {"type": "shell", "environment": {"type": "local"}},
         {"type": "shell", "environment": {"type": "container_auto"}},
@@ -404,7 +413,7 @@ OTHERS = {
 def known_names(source: str) -> Iterator[int]:
     """Lines on which a name of a dialect or a family decides something: a table of several of them, or a comparison of
     something that is called dialect or family with one."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
             if any(map(_names, sides)) and any(map(_is_format, sides)):

@@ -241,6 +241,7 @@ def said_in(kind: str, **said: Any) -> Json:
     return {"type": f"response.{kind}", "item_id": "i"} | said
 
 
+ITEM_ADDED, ITEM_DONE = "response.output_item.added", "response.output_item.done"
 BEGUN, ENDED = item("added", "i", "f"), item("done", "i", "f", '{"x":1}')
 NOWHERE = [item("added", id, name, index=None) for id, name in (("i", "f"), ("j", "g"), (None, "f"))]
 UNNAMED = item("done", None, "f", index=None)
@@ -262,6 +263,11 @@ RESPONSES: dict[str, tuple[list[Any], list[str]]] = {
     ),
     "empty when done": (response(BEGUN, delta('{"x":1}', "i", 0), item("done", "i", "f")), [F]),
     "never begun": (response(done('{"x":1}', "i", 0, name="f")), [F]),
+    "done without an item": (response({"type": ITEM_DONE}, delta('{"x":1}'), done('{"x":1}', name="f")), [F]),
+    "begun without a type": (
+        response({"type": ITEM_ADDED, "item": {"id": "i", "name": "f"}}, delta('{"x":1}', "i")),
+        [F],
+    ),
     "text done alone": (response(said_in("output_text.done", text="Hi")), ["text:Hi"]),
     "a part done alone": (response(said_in("content_part.done", part=PART)), ["text:Hi"]),
     "text twice": (
