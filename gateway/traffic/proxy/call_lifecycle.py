@@ -416,10 +416,13 @@ class CallLifecycle(ABC):
             self._do("sent", then if kept else lambda: self._go_unannounced(then))
 
     def _announce_late(self, announce: float) -> None:
-        """Announce the call if it began before `announce`; monotonic seconds."""
-        if not self._announced and not self._admitted.waits and self.request.started <= announce:
-            self._announced = True
-            self._shared.recorder.announce(self.record)
+        """Announce the call if it began before `announce`, monotonic seconds, and then what its stream brings."""
+        if not self._announced:
+            if not self._admitted.waits and self.request.started <= announce:
+                self._announced = True
+                self._shared.recorder.announce(self.record)
+        elif (brought := self.record.session_stream) is not None and brought.is_due():
+            self._shared.recorder.announce(brought, brought.on_recorded)
 
     def _go_unannounced(self, then: Callable[[], None]) -> None:
         """Go on although the tape could not record the call, unless its mode refuses that."""

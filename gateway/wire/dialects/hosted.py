@@ -221,9 +221,11 @@ class _ObjectFacts(NamedTuple):
     models: Mapping[str, str] = {}
 
 
-def session_facts(dialect: Dialect, path: str, response: bytes, stream: bool, at_ns: int) -> SessionFacts | None:
-    """The facts about a session in a call's answer; None if it tells of none. `path`: with its query; `at_ns`: when
-    the answer was there."""
+def session_facts(
+    dialect: Dialect, path: str, response: bytes, stream: bool, at_ns: int, known: str = ""
+) -> SessionFacts | None:
+    """The facts about a session in a call's answer, or a part of it; None if it tells of none. `path`: with its query;
+    `at_ns`: when the answer was there; `known`: the session's id, if an earlier part has told it."""
     if not isinstance(dialect, SessionDialect):
         return None
     session, thread = dialect.place(path.partition("?")[0])
@@ -237,7 +239,7 @@ def session_facts(dialect: Dialect, path: str, response: bytes, stream: bool, at
     else:
         found = [_of_anthropic(one, thread) for one in told]
     made = next((None if listed else it.session for it in found if it.session), None)
-    if (session := session or made) is None:
+    if not (session := session or known or made):
         return None  # a list of sessions
     events = [one for it in found for one in it.events]
     if events and not stream and events[0].at_ns > events[-1].at_ns:

@@ -49,8 +49,11 @@ class World(NamedTuple):
         return anthropic.AsyncAnthropic(base_url=base, api_key=KEY, max_retries=0)
 
     async def spans(self, rollout: str = HOME) -> list[Span]:
-        """Those of the session."""
+        """Those of the session, once all calls have ended."""
         await self.tape.written()
+        return await self.spans_so_far(rollout)
+
+    async def spans_so_far(self, rollout: str = HOME) -> list[Span]:
         found = (await self.tape.get(f"/api/rollouts/{rollout}/spans?limit=1000"))["spans"]
         spans = [Span.model_validate(one) for one in found]
         return [one for one in spans if "penstock.hosted.event" in (one.attributes or {})]
@@ -131,6 +134,47 @@ async def test_events_are_taken_once(tmp_path: Path, http: aiohttp.ClientSession
             _ = [one async for one in await later.beta.sessions.events.list("sesn_1")]
             assert await again.spans() == before
             assert await again.spans("other") == []
+
+
+async def test_events_are_spans_while_their_stream_runs(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    """Also events beyond the bytes that are kept of an answer. What the list tells again is known."""
+    more = "[limits]\nrecorded_bytes = 300\n"
+    async with world(tmp_path, http, more) as here, here.client("r1") as client:
+        await streaming(here, client, "r1")
+        _ = [one async for one in await client.beta.sessions.threads.events.list("sthr_2", session_id="sesn_1")]
+        before = await here.spans("r1")
+        assert counted(before)["event"] == SPANS["event"]
+        _ = [one async for one in await client.beta.sessions.events.list("sesn_1")]
+        assert await here.spans("r1") == before
+        streams = [one for one in await calls(here, "r1") if one["stream"]]
+        assert [(one["status"], one["truncated"]) for one in streams] == [("cancelled", True)]
+
+
+async def streaming(here: World, client: anthropic.AsyncAnthropic, rollout: str = HOME) -> None:
+    """Leads a session, and awaits each time the spans of a stream that has not ended."""
+    _ = await client.beta.sessions.create(agent="agent_1", environment_id="env_1")
+
+    async def told(count: dict[str, int]) -> bool:
+        return counted(await here.spans_so_far(rollout)) == count
+
+    await here.tape.written()
+    async with await client.beta.sessions.events.stream("sesn_1"):
+        said: Any = {"type": "user.message", "content": [{"type": "text", "text": "the weather?"}]}
+        await client.beta.sessions.events.send("sesn_1", events=[said])
+        await until(partial(told, {"llm": 1, "tool": 0, "event": 2}))
+        result: Any = {
+            "type": "user.custom_tool_result", "custom_tool_use_id": here.host.events[4]["id"],
+            "content": [{"type": "text", "text": "sunny"}],
+        }  # fmt: skip
+        await client.beta.sessions.events.send("sesn_1", events=[result])
+        await until(partial(told, {"llm": 4, "tool": 2, "event": 6}))
+        assert [one["status"] for one in await calls(here, rollout)].count("open") == 1
+
+
+async def calls(here: World, rollout: str) -> list[Any]:
+    """The calls of a rollout."""
+    found = (await here.tape.get(f"/api/rollouts/{rollout}/spans?limit=1000"))["spans"]
+    return [one for one in found if one["dialect"] == "managed_sessions"]
 
 
 async def test_an_address_is_the_session_s_home(tmp_path: Path, http: aiohttp.ClientSession) -> None:
@@ -414,6 +458,36 @@ async def test_secrets_stay_out_of_spans(tmp_path: Path, http: aiohttp.ClientSes
         said = read["turn"]["messages"][0]["parts"][0]["text"]
         assert said.startswith("my key is ")
         assert KEY not in json.dumps(read)
+
+
+@pytest.mark.slow
+async def test_a_gateway_is_killed_while_it_streams(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    """What the stream had told is there, and the list adds the rest."""
+    async with session_host() as (host, url), running(tmp_path, upstream("a", url, "anthropic")) as gateway:
+        here = World(host, gateway, Tape(gateway.url, http))
+        async with here.client() as client:
+            _ = await client.beta.sessions.create(agent="agent_1", environment_id="env_1")
+            await here.tape.written()
+            async with await client.beta.sessions.events.stream("sesn_1"):
+                said: Any = {"type": "user.message", "content": [{"type": "text", "text": "the weather?"}]}
+                await client.beta.sessions.events.send("sesn_1", events=[said])
+
+                async def told() -> bool:
+                    return counted(await here.spans_so_far()) == {"llm": 1, "tool": 0, "event": 2}
+
+                await until(told)
+                await gateway.kill()
+        await gateway.restart()
+        half = await here.spans()
+        assert counted(half) == {"llm": 1, "tool": 0, "event": 2}
+        host.go_on({"custom_tool_use_id": host.events[4]["id"], "content": [{"type": "text", "text": "sunny"}]})
+        async with here.client() as client:
+            for _ in range(2):
+                _ = [one async for one in await client.beta.sessions.events.list("sesn_1", limit=4)]
+                _ = [one async for one in await client.beta.sessions.threads.events.list("sthr_2", session_id="sesn_1")]
+        spans = await here.spans()
+        assert counted(spans) == SPANS
+        assert spans[: len(half)] == half
 
 
 @pytest.mark.slow
