@@ -488,7 +488,7 @@ class CallLifecycle(ABC):
         if self._shared.budgets is not None:
             self._shared.budgets.recorded(self.record, kept)
         if self.record.follows:
-            self._shared.notify_batch_results()
+            self._shared.notify_fetched()
         record, seconds = self.record, ((self.record.end_ns or 0) - self.request.started_ns) / 1e9
         metrics = self._shared.metrics
         metrics.call_ended(self._admitted.dialect.name, record.status, seconds)

@@ -198,6 +198,14 @@ class SessionAgent(NamedTuple):
     """True if its thread is the session's own, which also has an id."""
 
 
+class SessionTrace(NamedTuple):
+    """The trace of a turn, as the provider keeps it."""
+
+    turn: str
+    otlp: Json
+    """A request of OTLP with spans, in JSON."""
+
+
 class SessionFacts(NamedTuple):
     """The facts about a session in one answer."""
 
@@ -209,6 +217,7 @@ class SessionFacts(NamedTuple):
     agents: tuple[SessionAgent, ...] = ()
     models: Mapping[str, str] = {}
     """Models of agents that may be called, by the name of the agent."""
+    traces: tuple[SessionTrace, ...] = ()
 
 
 class _ObjectFacts(NamedTuple):
@@ -246,7 +255,18 @@ def session_facts(
         events.reverse()
     models = {name: model for it in found for name, model in it.models.items()}
     agents = tuple(one for it in found for one in it.agents)
-    return SessionFacts(f"{dialect.family.name}/{session}", dialect.formats, tuple(events), agents, models)
+    traces = tuple(_traces(told)) if dialect.family is OPENAI else ()
+    return SessionFacts(f"{dialect.family.name}/{session}", dialect.formats, tuple(events), agents, models, traces)
+
+
+def _traces(told: Iterable[Json]) -> Iterator[SessionTrace]:
+    for one in told:
+        if (
+            one.get("object") == "agent.session.trace"
+            and (turn := _id(one.get("id")))
+            and (otlp := obj(one.get("otlp")))
+        ):
+            yield SessionTrace(turn, otlp)
 
 
 def _of_anthropic(one: Json, thread: str) -> _ObjectFacts:

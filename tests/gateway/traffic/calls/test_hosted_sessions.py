@@ -26,7 +26,7 @@ from fakes.waiting import until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.gateway.model.span import Span
+from penstock.gateway.model.span import Span, span_tree
 from penstock.gateway.tape.hosted_sessions import forget_rollout, record_events
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.records import SpanEntry
@@ -40,7 +40,8 @@ SPANS = {"llm": 5, "tool": 2, "event": 6}
 
 
 class World(NamedTuple):
-    host: SessionHost
+    host: Any
+    """A `SessionHost` or an `AgentSessionHost`."""
     gateway: Gateway
     tape: Tape
 
@@ -256,10 +257,10 @@ def _used(after: Event, cents: str) -> Event:
 async def test_openai_s_sessions(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     """A turn is a span, with what it has used; what is streamed and then listed is taken once."""
     async with (
-        agent_session_host() as (_, url), locally(tmp_path, upstream("o", url, "openai")) as gateway,
+        agent_session_host() as (host, url), locally(tmp_path, upstream("o", url, "openai")) as gateway,
         AsyncExitStack() as closing,
     ):  # fmt: skip
-        here = World(SessionHost(), gateway, Tape(gateway.url, http))
+        here = World(host, gateway, Tape(gateway.url, http))
         client = openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="sk-test", max_retries=0)
         closing.push_async_callback(client.close)
         sessions = client.beta.agents.sessions
@@ -295,6 +296,37 @@ async def test_openai_s_sessions(tmp_path: Path, http: aiohttp.ClientSession) ->
         _ = [one async for one in await sessions.turns.list(session.id)]
         _ = [one async for one in await sessions.items.list(session.id)]
         assert await here.spans(home) == before
+        await traced(here, sessions.traces, home)
+
+
+async def traced(here: World, traces: Any, home: str) -> None:
+    """The trace of the turn is below it, and counts nothing."""
+
+    async def all_spans() -> list[Span]:
+        found = (await here.tape.get(f"/api/rollouts/{home}/spans?limit=1000"))["spans"]
+        return [Span.model_validate(one) for one in found]
+
+    async def there() -> bool:
+        return len([one for one in await all_spans() if one.kind == "otel"]) == 2
+
+    assert [one.id async for one in await traces.list("as_1")] == ["turn_1"]
+    await until(there)
+    _ = [one async for one in await traces.list("as_1")]
+    tail: Any = {"traceId": "ab" * 16, "spanId": "03" * 8, "name": "late", "startTimeUnixNano": 1}
+    group = here.host.traces[0]["otlp"]["resourceSpans"][0]["scopeSpans"][0]
+    group["spans"] += [tail, {"traceId": "odd"}]
+    _ = [one async for one in await traces.list("as_1")]
+    await until(lambda: _has_late(all_spans))
+    spans = await all_spans()
+    assert [one.name for one in spans if one.kind == "otel"] == ["agent", "chat gpt-5.4-mini", "late"]
+    tree, turn = span_tree(spans), next(one for one in spans if one.dialect == "agent_turn")
+    assert [one.name for one in tree[turn.sequence] if one.kind == "otel"] == ["late", "agent"]
+    totals = (await here.tape.get(f"/api/rollouts/{home}"))["totals"]
+    assert (totals["input_tokens"], totals["told"]) == (300, 0)
+
+
+async def _has_late(all_spans: Any) -> bool:
+    return any(one.name == "late" for one in await all_spans())
 
 
 # -- any order -------------------------------------------------------------------------------------------------------
