@@ -341,7 +341,7 @@ class Gateway:
             epoch_ns=self._epoch_ns,
             strict=self.config.tape.record == "strict",
             budgets=self.budgets.or_none,
-            notify_batch_results=self.batches.notify,
+            notify_fetched=self._on_fetched,
             wake=self._wake,
         )
         self.mcp.features = build_mcp_middleware(self.proxy, self.definitions, self.questions, self.audit)
@@ -349,6 +349,10 @@ class Gateway:
         self._port = Dispatch(self.proxy, plane, self.mcp, self._wanted, self._first)
         self.recorder.start()
         await self._beside.start()
+
+    def _on_fetched(self) -> None:
+        self.batches.notify()
+        self._telemetry.provider.notify()
 
     async def _let_go(self) -> None:
         """Hand over: another process is ready and gets all new connections. This one serves the clients that it has."""

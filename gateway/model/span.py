@@ -283,9 +283,17 @@ PROVIDER_SERVICE: Final = "claude-platform"
 """`service.name` of the spans in which Claude's API itself tells of the calls that it served."""
 
 
+HOSTED_TURN: Final = "penstock.hosted.turn"
+"""Attribute of a span in the trace that a provider keeps of a hosted agent's turn: the id of the turn."""
+
+
 def is_provider_span(attributes: Mapping[str, Any] | None) -> bool:
-    """True if a provider's API reports a span: no agent has made its calls in it."""
-    resource = (attributes or {}).get("otel.resource")
+    """True if a provider reports a span: no agent has made its calls in it, and its tokens are those of a recorded
+    call or turn."""
+    said = attributes or {}
+    if HOSTED_TURN in said:
+        return True
+    resource = said.get("otel.resource")
     return isinstance(resource, dict) and cast(Any, resource).get("service.name") == PROVIDER_SERVICE
 
 
@@ -401,7 +409,8 @@ def span_tree(spans: Sequence[Span], asked: Mapping[int, int] | None = None) -> 
         named = span.parent_id if guess is None or guess.parent is None else guess.parent.span_id
         parent = asked.get(span.sequence, by_id.get(named) if named else None)
         if parent is None and span.kind == "otel" and is_provider_span(span.attributes):
-            parent = served.get(str((span.attributes or {}).get(RESPONSE_ID)))
+            said = span.attributes or {}
+            parent = served.get(str(said.get(HOSTED_TURN, said.get(RESPONSE_ID))))
         parents[span.sequence] = _unless_circle(span.sequence, parent, parents)
     made: dict[int | None, list[Span]] = {}
     for span in sorted(spans, key=lambda span: (span.start_ns, span.sequence)) if agent else spans:

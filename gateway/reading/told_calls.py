@@ -8,6 +8,7 @@ GenAI conventions (also by names that these had before), by OpenInference or by 
 * Where several instrumentations report one call, their spans contain each other, or have the same response id. The
   innermost counts, so that the sums in spans of agents, chains and workflows count nothing.
 * A span that was sent again has the same span id.
+* What a provider itself tells of a call or a hosted agent's turn counts nothing: that is recorded.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from penstock.gateway.model.prices import Prices, TokenCounts
 from penstock.gateway.model.rollout import Totals
-from penstock.gateway.model.span import Span, SpanNode
+from penstock.gateway.model.span import Span, SpanNode, is_provider_span
 from penstock.gateway.wire.dialects.tokens import quantity
 
 _INPUT: Final = (
@@ -79,7 +80,7 @@ class ToldCall(NamedTuple):
 def told_call(span: Span) -> ToldCall | None:
     """The model call that a span of kind `otel` tells the tokens or the cost of; None if it tells none."""
     attributes = span.attributes or {}
-    if not _calls_model(attributes):
+    if not _calls_model(attributes) or is_provider_span(attributes):
         return None
     given, made, total = (_count(attributes, names) for names in (_INPUT, _OUTPUT, _TOTAL))
     if total is not None and (given is None) != (made is None):

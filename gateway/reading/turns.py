@@ -135,6 +135,15 @@ def decoded_pieces(body: bytes, content_encoding: str, most: int) -> Iterator[by
         raise IncompleteDecodeError
 
 
+def stream_decoder(content_encoding: str, begin: bytes) -> Callable[[bytes], bytes]:
+    """A function that decodes the pieces of one body in turn, each as far as it can be decoded. `begin`: its first
+    bytes. Raises `ValueError` for an encoding that is not known, or for several."""
+    make = _inflater(content_encoding.strip().lower(), begin, LIMIT)
+    if make is None:
+        raise ValueError(f"content encoding {content_encoding[:40]!r} is not supported")
+    return make().decompress
+
+
 def plain_bodies(exchange: Exchange) -> tuple[bytes, bytes]:
     """Request and response without their content encodings, as far as these can be undone."""
     request = decode_body(exchange.request_body, encoding(exchange.request_headers))[0]

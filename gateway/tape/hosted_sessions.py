@@ -13,6 +13,7 @@ session's state. All of these belong to the session's home: the rollout of the f
                 "e" session NUL digest of an event's id     nothing: it was taken
                 "o" session NUL digest of an id             a `SessionEvent` that waits for its other half
                 "p" session NUL place NUL position          a `SessionEvent` that waits for its turn
+                "t" session NUL turn                        the trace of a turn, as OTLP JSON, that waits to be read
                 "b" session NUL place NUL lane position     a bound of turns: "o" of one that is not whole, else "c"
 
 A position is a time (u64) and a number (u32), by which events of the same time stay in the order in which they were
@@ -23,7 +24,7 @@ told. A place is a thread (empty for the session's own), or "turn " and the id o
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from itertools import islice
@@ -32,7 +33,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import msgspec
 
 from penstock.gateway.model.facts import HOSTED_EVENT, HOSTED_SESSION, TOOL
-from penstock.gateway.model.span import Usage
+from penstock.gateway.model.span import HOSTED_TURN, Usage
 from penstock.gateway.tape.store import keys
 from penstock.gateway.tape.store.codec import StoredBody
 from penstock.gateway.tape.store.records import SpanEntry
@@ -106,6 +107,10 @@ def record_events(
     for event in told.events:
         fold.take(event)
     fold.settle()
+    for trace in told.traces:
+        body = dumps(trace.otlp).encode()
+        if _take(tape, told.session, f"trace {trace.turn} {_digest(dumps(trace.otlp)).hex()}"):
+            tape.put(DATABASE, b"t" + told.session.encode() + b"\0" + trace.turn.encode(), body)
     known.seen_ns = max(known.seen_ns, entry.start_ns)
     tape.put(DATABASE, b"s" + told.session.encode(), _written(known))
     if count is not None and fold.turns:
@@ -120,6 +125,43 @@ def session_home(view: TapeView, session: str) -> tuple[str, str] | None:
     return None if stored is None else _record(stored).home
 
 
+class TurnTrace(NamedTuple):
+    """A trace of a hosted agent's turn that calls have read, and whose spans are not on the tape yet."""
+
+    session: str
+    turn: str
+    otlp: bytes
+
+
+def waiting_traces(view: TapeView) -> list[TurnTrace]:
+    """The traces that wait."""
+    found = ((*key[1:].decode().split("\0"), body) for key, body in view.scan(DATABASE, b"t"))
+    return [TurnTrace(*one) for one in found]
+
+
+def take_trace(tape: Transaction, trace: TurnTrace, spans: Iterable[SpanEntry]) -> list[SpanEntry]:
+    """End the wait of a trace. Returns those of its spans that were not taken before, in the home of the session; none
+    if the session was forgotten."""
+    tape.delete(DATABASE, b"t" + trace.session.encode() + b"\0" + trace.turn.encode())
+    stored = tape.get(DATABASE, b"s" + trace.session.encode())
+    if stored is None:
+        return []
+    new = [one for one in spans if _take(tape, trace.session, f"span {one.trace_id} {one.span_id}")]
+    for one in new:
+        one.rollout, one.attempt = _record(stored).home
+        one.attributes = {**(one.attributes or {}), HOSTED_SESSION: trace.session, HOSTED_TURN: trace.turn}
+    return new
+
+
+def _take(tape: Transaction, session: str, name: str) -> bool:
+    """Note that what has this name is taken; False if it was."""
+    key = b"e" + session.encode() + b"\0" + _digest(name)
+    if tape.get(DATABASE, key) is not None:
+        return False
+    tape.put(DATABASE, key, b"")
+    return True
+
+
 def forget_rollout(tape: Transaction, rollout: str) -> None:
     """Forget the sessions whose home is this rollout, with the events that wait."""
     prefix = b"h" + keys.rollout_key(rollout)
@@ -130,7 +172,7 @@ def forget_rollout(tape: Transaction, rollout: str) -> None:
 def forget_session(tape: Transaction, session: str, most: int | None = None) -> bool:
     """Forget a session, or at most so many of its events. Returns True if nothing of it is left."""
     name = session.encode()
-    gone = [key for kind in (b"e", b"o", b"p", b"b") for key, _ in tape.scan(DATABASE, kind + name + b"\0")]
+    gone = [key for kind in (b"e", b"o", b"p", b"b", b"t") for key, _ in tape.scan(DATABASE, kind + name + b"\0")]
     for key in gone[:most]:
         tape.delete(DATABASE, key)
     if most is not None and len(gone) > most:
@@ -195,10 +237,8 @@ class _SessionFold:
 
     def take(self, event: SessionEvent) -> None:
         """Take an event, unless it was taken before."""
-        key = b"e" + self._name + _digest(event.id)
-        if self._tape.get(DATABASE, key) is not None:
+        if not _take(self._tape, self._session, event.id):
             return
-        self._tape.put(DATABASE, key, b"")
         self._known.number += 1
         if event.thread == self._known.main:
             event.thread = ""

@@ -141,6 +141,7 @@ class AgentSessionHost:
         self.events: list[Event] = []
         self.items: list[Event] = []
         self.turns: list[Event] = []
+        self.traces: list[Event] = []
         self._number, self._news = 0, asyncio.Condition()
 
     def _tell(self, kind: str, **more: Any) -> None:
@@ -181,6 +182,7 @@ class AgentSessionHost:
             "output_tokens_details": {"reasoning_tokens": 5}, "total_tokens": 330,
         }  # fmt: skip
         self.turns.append(self._turn("completed", completed_at=1_790_000_009, usage=used))
+        self.traces = [trace_of(self.turns[-1])]
         self._tell("turn.completed", turn_id="turn_1", turn=self.turns[-1], usage=used)
         self._tell("idle", session=self.state("idle"))
 
@@ -203,7 +205,7 @@ class AgentSessionHost:
         return web.Response(status=202)
 
     async def list(self, request: web.Request) -> web.Response:
-        found = {"turns": self.turns, "items": self.items, "sub": []}[request.match_info["what"]]
+        found = {"turns": self.turns, "items": self.items, "traces": self.traces}[request.match_info["what"]]
         return web.json_response({"object": "list", "data": found[::-1], "has_more": False})
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
@@ -215,6 +217,24 @@ class AgentSessionHost:
             for one in self.events[at:]:
                 await answer.write(f"data: {json.dumps(one)}\n\n".encode())
             at = len(self.events)
+
+
+def trace_of(turn: Event) -> Event:
+    """The trace of a turn, as a list of a session has it: a span of the agent, in it one of a call of its model."""
+    used = {"gen_ai.operation.name": "chat", "gen_ai.response.id": "resp_1", "gen_ai.usage.input_tokens": "300"}
+    at = {"startTimeUnixNano": "1790000001000000000", "endTimeUnixNano": "1790000009000000000"}
+    spans = [
+        {"traceId": "AB" * 16, "spanId": "01" * 8, "name": "agent", "kind": 1, "attributes": [], **at},
+        {
+            "traceId": "AB" * 16, "spanId": "02" * 8, "parentSpanId": "01" * 8, "name": "chat gpt-5.4-mini", "kind": 3,
+            "attributes": [{"key": key, "value": {"stringValue": value}} for key, value in used.items()], **at,
+        },
+    ]  # fmt: skip
+    resource = {"attributes": [{"key": "service.name", "value": {"stringValue": "openai-agents"}}]}
+    return {
+        "id": turn["id"], "object": "agent.session.trace", "created_at": turn["created_at"], "session_id": "as_1",
+        "otlp": {"resourceSpans": [{"resource": resource, "scopeSpans": [{"scope": {}, "spans": spans}]}]},
+    }  # fmt: skip
 
 
 @asynccontextmanager

@@ -17,7 +17,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 from aiohttp import web
 
@@ -45,10 +45,9 @@ from penstock.gateway.followers.otlp.signals import (
     tree_of,
 )  # fmt: skip
 from penstock.gateway.followers.otlp.span_import import (
-    AttemptReference,
-    Bounds,
     Links,
     RequestScope,
+    TelemetrySource,
     Traces,
     attempt_in_scope,
     attempt_of,
@@ -58,7 +57,7 @@ from penstock.gateway.followers.otlp.span_import import (
     linked_calls,
     links_of,
     rollout_of_session,
-    scope_of,
+    source_of,
 )
 from penstock.gateway.model.base import Origin
 from penstock.gateway.model.metrics import Metrics
@@ -99,10 +98,7 @@ class TelemetryReceiver:
         self.received = {TRACES.name: metrics.otlp_spans, LOGS.name: metrics.otlp_logs}
         self.request_bytes = request_bytes
         self.traces = Traces(tape, dispatcher.wait_until_recorded)
-        self.provider = ProviderSpans(tape, dispatcher, self._drop)
-
-    def _drop(self, count: int) -> None:
-        self.metrics.otlp_spans["unjoined",] += count
+        self.provider = ProviderSpans(tape, dispatcher, metrics.otlp_spans)
 
 
 RECEIVER = web.AppKey("otlp", TelemetryReceiver)
@@ -167,15 +163,6 @@ class _Pause:
             self._until = monotonic() + SLICE_S
 
 
-class _TelemetrySource(NamedTuple):
-    """The common parts of the items of one resource and instrumentation."""
-
-    resource: dict[str, Any]
-    instrumentation: dict[str, Any]
-    said: AttemptReference | ItemRejectedError | None
-    """The rollout that the resource names, or why it may not name that one."""
-
-
 class _TelemetryRequest:
     """A request on its way to the tape."""
 
@@ -188,7 +175,7 @@ class _TelemetryRequest:
         self._tree = tree
         self._scope = RequestScope(found["rid"], found["aid"], found["kind"]) if "rid" in found else None
         self._by_key = found.get("scope") == KEY
-        self._source = _TelemetrySource({}, {}, None)
+        self._source = TelemetrySource({}, {}, None)
         self._entries: list[SpanEntry] = []
         self._by_trace: list[tuple[SpanEntry, TelemetryItem]] = []
         self._by_call: list[SpanEntry] = []
@@ -209,7 +196,7 @@ class _TelemetryRequest:
                     new_source = True
                 else:
                     if new_source:
-                        self._source, new_source = _source_of(item), False
+                        self._source, new_source = source_of(item), False
                     source = self._source
                     if isinstance(item.message, ItemRejectedError):
                         raise item.message
@@ -321,20 +308,6 @@ class _TelemetryRequest:
         if more := self.rejected.total() - sum(count for count, _ in self._reasons.values()):
             reasons.append(f"{more} more rejected for other reasons")
         return "; ".join(reasons + self._warnings[:MOST_REASONS])
-
-
-def _source_of(item: TelemetryItem) -> _TelemetrySource:
-    """The common parts of the items of this item's resource and instrumentation; raises `ItemRejectedError` where one
-    of these cannot be read."""
-    for part, what in ((item.resource, "resource"), (item.scope, "scope")):
-        if isinstance(part, ItemRejectedError):
-            raise ItemRejectedError("invalid", f"its {what}: {part}")
-    resource = Bounds().attributes(item.resource.attributes if item.resource else None)
-    scope = {} if item.scope is None else scope_of(item.scope.name, item.scope.version)
-    try:
-        return _TelemetrySource(resource, scope, attempt_reference(resource))
-    except ItemRejectedError as error:
-        return _TelemetrySource(resource, scope, error)
 
 
 # OTLP over HTTP: requests and answers in protobuf or JSON; an answer has the encoding of its request.

@@ -1,10 +1,13 @@
-"""Spans that a provider's own API reports of the calls that it served: Claude's (`service.name` claude-platform).
+"""Spans that a provider itself reports of the calls that it served.
 
-They name no rollout. Each is led to its call by the id of the response or of the request, or to the home of its session
-(`tape.hosted_sessions`); the others of its trace go with it. The first of them is a call's, seen from the other side:
-`model.span.span_tree` shows it below the call, and its tokens are the call's own. A span may come before its call is
-recorded, and only some of an organisation's calls pass this gateway. So a span without a call waits on the tape, for an
-hour at most, and is then dropped.
+Claude's API sends them (`service.name` claude-platform). They name no rollout. Each is led to its call by the id of the
+response or of the request, or to the home of its session (`tape.hosted_sessions`); the others of its trace go with it.
+The first of them is a call's, seen from the other side: `model.span.span_tree` shows it below the call, and its tokens
+are the call's own. A span may come before its call is recorded, and only some of an organisation's calls pass this
+gateway. So a span without a call waits on the tape, for an hour at most, and is then dropped.
+
+OpenAI's agent sessions have a list of traces, as OTLP JSON. What calls have read of it waits on the tape until it is
+read here; each span is taken once, and shown below its turn.
 
     hosted      "w" time (u64) digest       a span that waits, as JSON
 """
@@ -13,7 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
@@ -21,7 +26,16 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from penstock.gateway.followers.otlp import semconv
-from penstock.gateway.tape.hosted_sessions import DATABASE, session_home
+from penstock.gateway.followers.otlp.signals import (
+    JSON,
+    TRACES,
+    ItemRejectedError,
+    OtlpRequestError,
+    items,
+    tree_of,
+)
+from penstock.gateway.followers.otlp.span_import import entry_of, source_of
+from penstock.gateway.tape.hosted_sessions import DATABASE, TurnTrace, session_home, take_trace, waiting_traces
 from penstock.gateway.tape.store import Store, keys
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.records import SpanEntry
@@ -51,12 +65,43 @@ class PlacedSpan(NamedTuple):
 class ProviderSpans:
     """Finds the calls of a provider's spans."""
 
-    def __init__(self, tape: Store, dispatcher: Dispatcher, dropped: Callable[[int], None]) -> None:
-        """`dropped`: called with the number of spans whose call did not come."""
-        self._tape, self._dispatcher, self._dropped = tape, dispatcher, dropped
+    def __init__(self, tape: Store, dispatcher: Dispatcher, received: Counter[tuple[str, ...]]) -> None:
+        """`received`: number of spans by outcome."""
+        self._tape, self._dispatcher, self._received = tape, dispatcher, received
         self._task: asyncio.Task[None] | None = None
         self._newest, self._turn = b"", 0
         """The newest waiting span that was looked at; the place among the others where the next look begins."""
+        self._reading: asyncio.Task[None] | None = None
+        self._news = False
+
+    def notify(self) -> None:
+        """Read traces of hosted sessions soon: a call may have fetched some."""
+        self._news = True
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.ensure_future(self._read_traces())
+
+    async def _read_traces(self) -> None:
+        while self._news:
+            self._news = False
+            with suppress(TapeError):  # the recorder has reported it
+                for trace in await asyncio.to_thread(self._waiting_traces):
+                    await self._take(trace)
+
+    def _waiting_traces(self) -> list[TurnTrace]:
+        with self._tape.view() as view:
+            return waiting_traces(view)
+
+    async def _take(self, trace: TurnTrace) -> None:
+        spans, wrong = await asyncio.to_thread(_spans_of, trace.otlp)
+        now = self._dispatcher.now_ns()
+
+        def write(tape: Transaction) -> int:
+            new = take_trace(tape, trace, spans)
+            SpanOperations(tape).add(new, now)
+            return len(new)
+
+        self._received["accepted",] += await self._dispatcher.run(write)
+        self._received["invalid",] += wrong
 
     async def place(self, entries: Sequence[SpanEntry]) -> tuple[list[PlacedSpan], list[SpanEntry]]:
         """(spans whose attempts are known, spans whose attempts are not known yet)."""
@@ -133,7 +178,7 @@ class ProviderSpans:
         if done or late:
             await self._dispatcher.run(lambda tape: _finish(tape, placed, [*done, *late], now))
         if late:
-            self._dropped(len(late))
+            self._received["unjoined",] += len(late)
         return len(waiting) - len(done) - len(late)
 
     def _in_turn(self, waiting: list[tuple[bytes, SpanEntry]]) -> list[tuple[bytes, SpanEntry]]:
@@ -151,9 +196,31 @@ class ProviderSpans:
 
     async def stop(self) -> None:
         """Stop looking; what waits is looked at when the next spans come."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        for task in (self._task, self._reading):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+
+def _spans_of(otlp: bytes) -> tuple[list[SpanEntry], int]:
+    """(the spans in a request of OTLP, the number of those that cannot be read)."""
+    found, wrong, source = list[SpanEntry](), 0, None
+    try:
+        for item in items(TRACES, tree_of(TRACES, JSON, otlp)):
+            try:
+                if item.message is None:
+                    source = None
+                elif isinstance(item.message, ItemRejectedError):
+                    raise item.message
+                else:
+                    source = source or source_of(item)
+                    found.append(entry_of(item.message, source.resource, source.instrumentation))
+            except ItemRejectedError:
+                wrong += 1
+    except OtlpRequestError as error:
+        _log.warning("a trace of a hosted session cannot be read: %s", error)
+        wrong += 1
+    return found, wrong
 
 
 def _keep(tape: Transaction, entries: Sequence[SpanEntry], now: int) -> None:

@@ -14,10 +14,10 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.gateway.followers.otlp import semconv
-from penstock.gateway.followers.otlp.signals import ItemRejectedError
+from penstock.gateway.followers.otlp.signals import ItemRejectedError, TelemetryItem
 from penstock.gateway.model.answers import Change
 from penstock.gateway.model.base import Origin
 from penstock.gateway.model.rollout import Judgement, RewardSource
@@ -447,6 +447,29 @@ def _checked(part: str, value: Any) -> str:
         return check_id(part, str(value))
     except AddressError as error:
         raise ItemRejectedError("invalid", str(error)) from None
+
+
+class TelemetrySource(NamedTuple):
+    """The common parts of the items of one resource and instrumentation."""
+
+    resource: dict[str, Any]
+    instrumentation: dict[str, Any]
+    said: AttemptReference | ItemRejectedError | None
+    """The rollout that the resource names, or why it may not name that one."""
+
+
+def source_of(item: TelemetryItem) -> TelemetrySource:
+    """The common parts of the items of this item's resource and instrumentation; raises `ItemRejectedError` where one
+    of these cannot be read."""
+    for part, what in ((item.resource, "resource"), (item.scope, "scope")):
+        if isinstance(part, ItemRejectedError):
+            raise ItemRejectedError("invalid", f"its {what}: {part}")
+    resource = Bounds().attributes(item.resource.attributes if item.resource else None)
+    scope = {} if item.scope is None else scope_of(item.scope.name, item.scope.version)
+    try:
+        return TelemetrySource(resource, scope, attempt_reference(resource))
+    except ItemRejectedError as error:
+        return TelemetrySource(resource, scope, error)
 
 
 def attempt_in_scope(scope: RequestScope, said: AttemptReference | None) -> Name:

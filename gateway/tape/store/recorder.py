@@ -118,16 +118,16 @@ _GATHER_SECONDS = 0.005
 
 
 class Recordable(Protocol):
-    """A call, as the recorder sees it."""
+    """A call, or what one brings while it runs, as the recorder sees it."""
 
     @property
     def weight(self) -> int:
         """Bytes that the call holds in memory now."""
         ...
 
-    def entry(self, final: bool) -> SpanEntry | None:
-        """Return the entry for the tape; called on the recorder's thread. It is the same object every time, or None for
-        an announcement of a call that has ended since."""
+    def entry(self, final: bool) -> WriteItem | None:
+        """Return the entry for the tape; called on the recorder's thread. Of a call it is the same object every time,
+        or None for an announcement after its end."""
         ...
 
 

@@ -55,10 +55,11 @@ from penstock.gateway.traffic.calls.call_request import (
     agent_facts,
     session_rollout,
 )
+from penstock.gateway.traffic.calls.session_stream import SessionStream
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.wire.dialects.base import EVENT_STREAM, Facts
 from penstock.gateway.wire.dialects.batches import batch_facts as batch_told
-from penstock.gateway.wire.dialects.hosted import session_facts
+from penstock.gateway.wire.dialects.hosted import SessionFacts, session_facts
 from penstock.gateway.wire.dialects.responses import deferred_answer_name
 from penstock.gateway.wire.dialects.sse import distinct_events
 from penstock.gateway.wire.dialects.tokens import (
@@ -124,6 +125,7 @@ class CallRecord:
         "_limit",
         "_redactor",
         "_secrets",
+        "_session",
         "_size",
         "arm",
         "attributes",
@@ -151,6 +153,7 @@ class CallRecord:
         "response_bytes",
         "response_head",
         "sent",
+        "session_stream",
         "settle",
         "sides",
         "span_id",
@@ -216,10 +219,14 @@ class CallRecord:
         """Called in the transaction of its span with what hosted agents have used; None for nothing."""
         self.pin: Callable[[Transaction, SpanEntry], None] | None = None
         """Like `settle`, also for an open span: writes pins of its rollout that the tape does not have yet."""
+        self.session_stream: SessionStream | None = None
+        """The events that its answer brings while it runs, if it is a stream of a hosted agent's session."""
         self.follows = False
         """True if it concerns answers that are fetched by another call; set when it is recorded."""
         self._limit, self._held, self._redactor = limit, held, redactor
         self._secrets, self._agent_facts = NO_SECRETS, NOTHING
+        self._session = ""
+        """The id of the hosted session that its running stream is about, once that is told."""
         self._entry: SpanEntry | None = None
         self._encodings: tuple[bytes, ...] = ()
         """The content encodings that the client has named."""
@@ -250,9 +257,13 @@ class CallRecord:
             self.first_byte_ns = elapsed
             if not self.stream and pieces[0][:1] in _BEGINNINGS:
                 self.stream = self.call.dialect.is_stream(False, self.plain, self.call.path, pieces[0])
+            if self.stream and self.call.dialect.tells_sessions:
+                self.session_stream = SessionStream(self, self.encoding)
         size = len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
         self.response_bytes += size
         whole, held = self._size + size, self._held
+        if self.session_stream is not None:
+            self.session_stream.add(pieces, size, ALWAYS_KEPT if held.too_much else max(ALWAYS_KEPT, self._limit))
         if not self.truncated and whole <= self._limit and (whole <= ALWAYS_KEPT or not held.too_much):
             self._size = whole
             held.bytes += size
@@ -465,19 +476,41 @@ class CallRecord:
 
     def _take_session(self, entry: SpanEntry, response: bytes) -> None:
         """Note what its answer tells of a hosted agent's session."""
+        if self.truncated and self.session_stream is not None:
+            response = b"%b\n\n%b" % (response, self.session_stream.untaken())
         told = session_facts(self.call.dialect, self.call.path, response, self.stream, entry.end_ns or entry.start_ns)
         if told is None:
             return
-        home = entry.rollout, entry.attempt
-        if self.call.address.origin == "implicit":
-            home = session_rollout("session", told.session.partition("/")[2]), FIRST_ATTEMPT
-            if self.call.anonymous and not entry.sequence:
-                # It has made the session: the answer tells its rollout.
-                entry.rollout, entry.attempt = home
+        home = self._session_home(entry, told)
+        if self.call.address.origin == "implicit" and self.call.anonymous and not entry.sequence:
+            # It has made the session: the answer tells its rollout.
+            entry.rollout, entry.attempt = home
         entry.attributes = {**(entry.attributes or {}), HOSTED_SESSION: told.session}
         given = self.call.dialect.gives_work(self.request.method, self.call.path.partition("?")[0])
         entry.batch = told.session if given else None
         entry.follow = partial(hosted_sessions.record_events, told=told, home=home, count=self.count_results)
+
+    def _session_home(self, entry: SpanEntry, told: SessionFacts) -> tuple[str, str]:
+        if self.call.address.origin == "implicit":
+            return session_rollout("session", told.session.partition("/")[2]), FIRST_ATTEMPT
+        return entry.rollout, entry.attempt
+
+    def hide_events(self, events: bytes) -> bytes:
+        """See `SessionCall`. The notes of what is masked are those of the whole answer."""
+        self._entry = self._entry or self._opened()
+        return self._secrets.for_call().body(events, BodyContext(self._response_type, answer=True))
+
+    def event_operation(self, events: bytes, now: float) -> Callable[[Transaction], None] | None:
+        """See `SessionCall`."""
+        entry, call, at_ns = self._entry, self.call, self.request.started_ns + int((now - self.request.started) * 1e9)
+        told = session_facts(call.dialect, call.path, events, True, at_ns, self._session)
+        if entry is None or told is None:
+            return None
+        self._session = told.session.partition("/")[2]
+        by = SpanEntry(entry.rollout, entry.attempt, entry.origin, entry.mode, start_ns=entry.start_ns)
+        by.upstream = None if self.pool is None else self.pool.name
+        home = self._session_home(entry, told)
+        return partial(hosted_sessions.record_events, entry=by, told=told, home=home, count=self.count_results)
 
     def _count(self, entry: SpanEntry, request: bytes, response: bytes, brief: bytes, left_out: int) -> None:
         """Count or estimate the tokens that the provider did not report. `left_out`: bytes of the texts that `brief`

@@ -416,10 +416,13 @@ class CallLifecycle(ABC):
             self._do("sent", then if kept else lambda: self._go_unannounced(then))
 
     def _announce_late(self, announce: float) -> None:
-        """Announce the call if it began before `announce`; monotonic seconds."""
-        if not self._announced and not self._admitted.waits and self.request.started <= announce:
-            self._announced = True
-            self._shared.recorder.announce(self.record)
+        """Announce the call if it began before `announce`, monotonic seconds, and then what its stream brings."""
+        if not self._announced:
+            if not self._admitted.waits and self.request.started <= announce:
+                self._announced = True
+                self._shared.recorder.announce(self.record)
+        elif (brought := self.record.session_stream) is not None and brought.is_due():
+            self._shared.recorder.announce(brought, brought.on_recorded)
 
     def _go_unannounced(self, then: Callable[[], None]) -> None:
         """Go on although the tape could not record the call, unless its mode refuses that."""
@@ -485,7 +488,7 @@ class CallLifecycle(ABC):
         if self._shared.budgets is not None:
             self._shared.budgets.recorded(self.record, kept)
         if self.record.follows:
-            self._shared.notify_batch_results()
+            self._shared.notify_fetched()
         record, seconds = self.record, ((self.record.end_ns or 0) - self.request.started_ns) / 1e9
         metrics = self._shared.metrics
         metrics.call_ended(self._admitted.dialect.name, record.status, seconds)

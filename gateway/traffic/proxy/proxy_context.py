@@ -182,8 +182,8 @@ class ProxyContext:
     """Features of calls, in the order in which they change a request."""
     epoch_ns: int
     """Nanoseconds to add to the monotonic clock to get the tape's time."""
-    notify_batch_results: Callable[[], None]
-    """Called once the tape has a call that may have fetched results of a batch."""
+    notify_fetched: Callable[[], None]
+    """Called once the tape has a call that may have fetched results of a batch, or traces of a hosted session."""
     wake: Callable[[], None]
     """Called when a call begins and no other runs: `sweep` is needed soon."""
     budgets: Budgets | None = None

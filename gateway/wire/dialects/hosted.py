@@ -203,6 +203,14 @@ class SessionAgent(NamedTuple):
     """True if its thread is the session's own, which also has an id."""
 
 
+class SessionTrace(NamedTuple):
+    """The trace of a turn, as the provider keeps it."""
+
+    turn: str
+    otlp: Json
+    """A request of OTLP with spans, in JSON."""
+
+
 class SessionFacts(NamedTuple):
     """The facts about a session in one answer."""
 
@@ -214,6 +222,7 @@ class SessionFacts(NamedTuple):
     agents: tuple[SessionAgent, ...] = ()
     models: Mapping[str, str] = {}
     """Models of agents that may be called, by the name of the agent."""
+    traces: tuple[SessionTrace, ...] = ()
 
 
 class _ObjectFacts(NamedTuple):
@@ -226,9 +235,11 @@ class _ObjectFacts(NamedTuple):
     models: Mapping[str, str] = {}
 
 
-def session_facts(dialect: Dialect, path: str, response: bytes, stream: bool, at_ns: int) -> SessionFacts | None:
-    """The facts about a session in a call's answer; None if it tells of none. `path`: with its query; `at_ns`: when
-    the answer was there."""
+def session_facts(
+    dialect: Dialect, path: str, response: bytes, stream: bool, at_ns: int, known: str = ""
+) -> SessionFacts | None:
+    """The facts about a session in a call's answer, or a part of it; None if it tells of none. `path`: with its query;
+    `at_ns`: when the answer was there; `known`: the session's id, if an earlier part has told it."""
     if not isinstance(dialect, SessionDialect):
         return None
     session, thread = dialect.place(path.partition("?")[0])
@@ -242,14 +253,25 @@ def session_facts(dialect: Dialect, path: str, response: bytes, stream: bool, at
     else:
         found = [_of_anthropic(one, thread) for one in told]
     made = next((None if listed else it.session for it in found if it.session), None)
-    if (session := session or made) is None:
+    if not (session := session or known or made):
         return None  # a list of sessions
     events = [one for it in found for one in it.events]
     if events and not stream and events[0].at_ns > events[-1].at_ns:
         events.reverse()
     models = {name: model for it in found for name, model in it.models.items()}
     agents = tuple(one for it in found for one in it.agents)
-    return SessionFacts(f"{dialect.family.name}/{session}", dialect.formats, tuple(events), agents, models)
+    traces = tuple(_traces(told)) if dialect.family is OPENAI else ()
+    return SessionFacts(f"{dialect.family.name}/{session}", dialect.formats, tuple(events), agents, models, traces)
+
+
+def _traces(told: Iterable[Json]) -> Iterator[SessionTrace]:
+    for one in told:
+        if (
+            one.get("object") == "agent.session.trace"
+            and (turn := _id(one.get("id")))
+            and (otlp := obj(one.get("otlp")))
+        ):
+            yield SessionTrace(turn, otlp)
 
 
 def _of_anthropic(one: Json, thread: str) -> _ObjectFacts:

@@ -26,7 +26,7 @@ from fakes.waiting import until
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.gateway.model.span import Span
+from penstock.gateway.model.span import Span, span_tree
 from penstock.gateway.tape.hosted_sessions import forget_rollout, record_events
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.records import SpanEntry
@@ -40,7 +40,8 @@ SPANS = {"llm": 5, "tool": 2, "event": 6}
 
 
 class World(NamedTuple):
-    host: SessionHost
+    host: Any
+    """A `SessionHost` or an `AgentSessionHost`."""
     gateway: Gateway
     tape: Tape
 
@@ -49,8 +50,11 @@ class World(NamedTuple):
         return anthropic.AsyncAnthropic(base_url=base, api_key=KEY, max_retries=0)
 
     async def spans(self, rollout: str = HOME) -> list[Span]:
-        """Those of the session."""
+        """Those of the session, once all calls have ended."""
         await self.tape.written()
+        return await self.spans_so_far(rollout)
+
+    async def spans_so_far(self, rollout: str = HOME) -> list[Span]:
         found = (await self.tape.get(f"/api/rollouts/{rollout}/spans?limit=1000"))["spans"]
         spans = [Span.model_validate(one) for one in found]
         return [one for one in spans if "penstock.hosted.event" in (one.attributes or {})]
@@ -133,6 +137,47 @@ async def test_events_are_taken_once(tmp_path: Path, http: aiohttp.ClientSession
             assert await again.spans("other") == []
 
 
+async def test_events_are_spans_while_their_stream_runs(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    """Also events beyond the bytes that are kept of an answer. What the list tells again is known."""
+    more = "[limits]\nrecorded_bytes = 300\n"
+    async with world(tmp_path, http, more) as here, here.client("r1") as client:
+        await streaming(here, client, "r1")
+        _ = [one async for one in await client.beta.sessions.threads.events.list("sthr_2", session_id="sesn_1")]
+        before = await here.spans("r1")
+        assert counted(before)["event"] == SPANS["event"]
+        _ = [one async for one in await client.beta.sessions.events.list("sesn_1")]
+        assert await here.spans("r1") == before
+        streams = [one for one in await calls(here, "r1") if one["stream"]]
+        assert [(one["status"], one["truncated"]) for one in streams] == [("cancelled", True)]
+
+
+async def streaming(here: World, client: anthropic.AsyncAnthropic, rollout: str = HOME) -> None:
+    """Leads a session, and awaits each time the spans of a stream that has not ended."""
+    _ = await client.beta.sessions.create(agent="agent_1", environment_id="env_1")
+
+    async def told(count: dict[str, int]) -> bool:
+        return counted(await here.spans_so_far(rollout)) == count
+
+    await here.tape.written()
+    async with await client.beta.sessions.events.stream("sesn_1"):
+        said: Any = {"type": "user.message", "content": [{"type": "text", "text": "the weather?"}]}
+        await client.beta.sessions.events.send("sesn_1", events=[said])
+        await until(partial(told, {"llm": 1, "tool": 0, "event": 2}))
+        result: Any = {
+            "type": "user.custom_tool_result", "custom_tool_use_id": here.host.events[4]["id"],
+            "content": [{"type": "text", "text": "sunny"}],
+        }  # fmt: skip
+        await client.beta.sessions.events.send("sesn_1", events=[result])
+        await until(partial(told, {"llm": 4, "tool": 2, "event": 6}))
+        assert [one["status"] for one in await calls(here, rollout)].count("open") == 1
+
+
+async def calls(here: World, rollout: str) -> list[Any]:
+    """The calls of a rollout."""
+    found = (await here.tape.get(f"/api/rollouts/{rollout}/spans?limit=1000"))["spans"]
+    return [one for one in found if one["dialect"] == "managed_sessions"]
+
+
 async def test_an_address_is_the_session_s_home(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     async with world(tmp_path, http) as here, here.client("r1") as client:
         await worked(client)
@@ -212,10 +257,10 @@ def _used(after: Event, cents: str) -> Event:
 async def test_openai_s_sessions(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     """A turn is a span, with what it has used; what is streamed and then listed is taken once."""
     async with (
-        agent_session_host() as (_, url), locally(tmp_path, upstream("o", url, "openai")) as gateway,
+        agent_session_host() as (host, url), locally(tmp_path, upstream("o", url, "openai")) as gateway,
         AsyncExitStack() as closing,
     ):  # fmt: skip
-        here = World(SessionHost(), gateway, Tape(gateway.url, http))
+        here = World(host, gateway, Tape(gateway.url, http))
         client = openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="sk-test", max_retries=0)
         closing.push_async_callback(client.close)
         sessions = client.beta.agents.sessions
@@ -251,6 +296,37 @@ async def test_openai_s_sessions(tmp_path: Path, http: aiohttp.ClientSession) ->
         _ = [one async for one in await sessions.turns.list(session.id)]
         _ = [one async for one in await sessions.items.list(session.id)]
         assert await here.spans(home) == before
+        await traced(here, sessions.traces, home)
+
+
+async def traced(here: World, traces: Any, home: str) -> None:
+    """The trace of the turn is below it, and counts nothing."""
+
+    async def all_spans() -> list[Span]:
+        found = (await here.tape.get(f"/api/rollouts/{home}/spans?limit=1000"))["spans"]
+        return [Span.model_validate(one) for one in found]
+
+    async def there() -> bool:
+        return len([one for one in await all_spans() if one.kind == "otel"]) == 2
+
+    assert [one.id async for one in await traces.list("as_1")] == ["turn_1"]
+    await until(there)
+    _ = [one async for one in await traces.list("as_1")]
+    tail: Any = {"traceId": "ab" * 16, "spanId": "03" * 8, "name": "late", "startTimeUnixNano": 1}
+    group = here.host.traces[0]["otlp"]["resourceSpans"][0]["scopeSpans"][0]
+    group["spans"] += [tail, {"traceId": "odd"}]
+    _ = [one async for one in await traces.list("as_1")]
+    await until(lambda: _has_late(all_spans))
+    spans = await all_spans()
+    assert [one.name for one in spans if one.kind == "otel"] == ["agent", "chat gpt-5.4-mini", "late"]
+    tree, turn = span_tree(spans), next(one for one in spans if one.dialect == "agent_turn")
+    assert [one.name for one in tree[turn.sequence] if one.kind == "otel"] == ["late", "agent"]
+    totals = (await here.tape.get(f"/api/rollouts/{home}"))["totals"]
+    assert (totals["input_tokens"], totals["told"]) == (300, 0)
+
+
+async def _has_late(all_spans: Any) -> bool:
+    return any(one.name == "late" for one in await all_spans())
 
 
 # -- any order -------------------------------------------------------------------------------------------------------
@@ -425,6 +501,36 @@ async def test_secrets_stay_out_of_spans(tmp_path: Path, http: aiohttp.ClientSes
         said = read["turn"]["messages"][0]["parts"][0]["text"]
         assert said.startswith("my key is ")
         assert KEY not in json.dumps(read)
+
+
+@pytest.mark.slow
+async def test_a_gateway_is_killed_while_it_streams(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    """What the stream had told is there, and the list adds the rest."""
+    async with session_host() as (host, url), running(tmp_path, upstream("a", url, "anthropic")) as gateway:
+        here = World(host, gateway, Tape(gateway.url, http))
+        async with here.client() as client:
+            _ = await client.beta.sessions.create(agent="agent_1", environment_id="env_1")
+            await here.tape.written()
+            async with await client.beta.sessions.events.stream("sesn_1"):
+                said: Any = {"type": "user.message", "content": [{"type": "text", "text": "the weather?"}]}
+                await client.beta.sessions.events.send("sesn_1", events=[said])
+
+                async def told() -> bool:
+                    return counted(await here.spans_so_far()) == {"llm": 1, "tool": 0, "event": 2}
+
+                await until(told)
+                await gateway.kill()
+        await gateway.restart()
+        half = await here.spans()
+        assert counted(half) == {"llm": 1, "tool": 0, "event": 2}
+        host.go_on({"custom_tool_use_id": host.events[4]["id"], "content": [{"type": "text", "text": "sunny"}]})
+        async with here.client() as client:
+            for _ in range(2):
+                _ = [one async for one in await client.beta.sessions.events.list("sesn_1", limit=4)]
+                _ = [one async for one in await client.beta.sessions.threads.events.list("sthr_2", session_id="sesn_1")]
+        spans = await here.spans()
+        assert counted(spans) == SPANS
+        assert spans[: len(half)] == half
 
 
 @pytest.mark.slow
