@@ -106,7 +106,11 @@ class _Anthropic(Family):
         of = self.types.get(status, "invalid_request_error" if status < 500 else "api_error")
         # Claude Code shows the message of such an error as it is.
         of = "billing_error" if kind == "budget" else of
-        return orjson.dumps({"type": "error", "error": {"type": of, "message": prefix_field(field, message)}})
+        error: dict[str, Any] = {"type": of, "message": prefix_field(field, message)}
+        if field == "thread":
+            # Anthropic's SDK then sends the whole conversation, as it does for requests that cannot have a thread.
+            error["details"] = {"error_code": "thread_unsupported_request"}
+        return orjson.dumps({"type": "error", "error": error})
 
 
 class _Gemini(Family):
