@@ -112,6 +112,15 @@ class Turn(Noun):
     problems: list[str] = Field(default_factory=list[str])
     """What could not be read and why; the raw bytes are still on the tape."""
 
+    @property
+    def previous_response(self) -> str | None:
+        """The provider's id of the response that the request continues, where it names one in place of the earlier
+        conversation."""
+        thread = self.sampling.get("thread")
+        names = [self.sampling.get(name) for name in ("previous_response_id", "previous_interaction_id")]
+        names.append(thread.get("previous_message_id") if isinstance(thread, dict) else None)
+        return next((name for name in names if isinstance(name, str)), None)
+
 
 # The texts that a call adds to a conversation: `text~` searches them and the index keeps them.
 

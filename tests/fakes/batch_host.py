@@ -198,12 +198,12 @@ async def batch_host() -> AsyncGenerator[BatchHost]:
     made, app = BatchHost(), web.Application(client_max_size=1 << 30)
     app.router.add_post("/v1/files", made.upload)
     app.router.add_post("/v1/batches", made.create)
-    app.router.add_get("/v1/batches/{name}", made.state)
+    app.router.add_get("/v1/batches/{name:batch_.*}", made.state)
     app.router.add_get("/v1/files/{name}/content", made.content)
     app.router.add_post("/v1/messages/batches", made.make)
     app.router.add_get("/v1/messages/batches/{name}", made.message_state)
     app.router.add_get("/v1/messages/batches/{name}/results", made.message_results)
-    app.router.add_post("/v1beta/models/{model:[^:]+}:batchGenerateContent", made.generate)
-    app.router.add_get("/v1beta/batches/{name}", made.operation)
+    app.router.add_post("/{version:v1|v1beta}/models/{model:[^:]+}:batchGenerateContent", made.generate)
+    app.router.add_get("/{version:v1|v1beta}/batches/{name}", made.operation)
     async with site(app) as made.url:
         yield made

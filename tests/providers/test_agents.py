@@ -167,6 +167,23 @@ async def test_an_anthropic_agent_calls_tools(gateway: Gateway, engine: Provider
 
 
 @pytest.mark.slow
+async def test_a_tool_runner_that_asks_for_a_thread_goes_on_without_one(gateway: Gateway, engine: Provider) -> None:
+    """The engine keeps no conversations: the SDK is told so in the API's own words, and sends the whole."""
+    engine.script, engine.log = STORY.copy(), []
+    get = anthropic.beta_async_tool(_get, name="get", description="Looks a city up.")
+    asked: Any = [{"role": "user", "content": "How warm is it?"}]
+    async with claude(gateway, "runner") as client:
+        runner = client.beta.messages.tool_runner(model="policy", max_tokens=100, tools=[get], messages=asked)
+        last = await runner.until_done()
+    assert getattr(last.content[0], "text", None) == "It is 17."
+    roles = [message["role"] for message in json.loads(engine.log[-1].body)["messages"]]
+    assert roles == ["user", "assistant", "tool", "tool", "assistant", "tool"]
+
+
+async def _get(city: str) -> str:
+    return city and "17"
+
+
 @STREAMS
 async def test_an_openai_agent_of_responses_calls_tools(
     gateway: Gateway, engine: Provider, tape: Tape, stream: bool

@@ -141,7 +141,6 @@ REASONING_LEVEL: Final = "gen_ai.request.reasoning.level"
 LEVELS: Final = (("reasoning_effort",), ("reasoning", "effort"), ("output_config", "effort"))
 """The places of the level in a request."""
 PREVIOUS: Final = "gen_ai.request.previous_response.id"
-PREVIOUS_FIELDS: Final = ("previous_response_id", "previous_interaction_id")
 STOP, STOPS = "gen_ai.request.stop_sequences", ("stop", "stop_sequences")
 
 OF_AN_ATTEMPT: tuple[Row, ...] = (

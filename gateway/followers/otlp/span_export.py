@@ -237,6 +237,7 @@ def turn_content(turn: Turn) -> dict[str, Any]:
     """The content as attributes of a call's span."""
     instructions, messages = _split(turn)
     found = _sampling(turn.sampling) | {
+        semconv.PREVIOUS: turn.previous_response or [],
         semconv.INSTRUCTIONS: [part for message in instructions for part in map(_part, message.parts)],
         semconv.INPUT: [_message(message) for message in messages],
         semconv.TOOLS: [_tool(tool) for tool in turn.tools],
@@ -263,9 +264,6 @@ def _sampling(said: dict[str, Any]) -> dict[str, Any]:
     levels = (_at(said, path) for path in semconv.LEVELS)
     if (level := next(filter(None, levels), None)) is not None:
         found[semconv.REASONING_LEVEL] = level
-    previous = (_at(said, (name,)) for name in semconv.PREVIOUS_FIELDS)
-    if (response := next(filter(None, previous), None)) is not None:
-        found[semconv.PREVIOUS] = response
     stops = next((said[name] for name in semconv.STOPS if said.get(name)), None)
     if stops is not None:
         found[semconv.STOP] = [str(one) for one in stops] if isinstance(stops, list) else [str(stops)]  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]

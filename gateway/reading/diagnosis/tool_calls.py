@@ -302,7 +302,7 @@ class _Reader:
     def _orphan(self, call: ModelCall, result: Part) -> list[ToolRequest]:
         """The asks of a result whose call is not in the request: the provider keeps the conversation."""
         found = self._by_id.get(result.id or "", [])
-        previous = self._by_response.get(str(call.turn.sampling.get("previous_response_id")), [])
+        previous = self._by_response.get(call.turn.previous_response or "", [])
         return [ask for ask in found if ask in previous] or found
 
 

@@ -162,8 +162,8 @@ IMAGE: Final = 8192
 ANSWER_TOKENS: Final = 8192
 """Tokens that are reserved for an answer to which its request sets no limit."""
 _NAMES: Final = (
-    "file_url", "file_id", "fileUri", "file_uri", "previous_response_id", "previous_interaction_id", "conversation",
-    "cachedContent", "cached_content",
+    "file_url", "file_id", "fileUri", "file_uri", "previous_response_id", "previous_interaction_id",
+    "previous_message_id", "conversation", "cachedContent", "cached_content",
 )  # fmt: skip
 _APART = re.compile(
     rb'"(?=[dfiprctsUR/\\])(?=data:|file|iVB|ima|prev|R0l|conve|cached|type"|s3L|Ukl|/9j|\\/9j)'
@@ -367,6 +367,7 @@ FREE: Final = (
     FreePath("[/v]/{files,uploads}", "keeps files"),
     FreePath("[/v]/uploads/UPLOAD/{parts,complete,cancel}", "keeps files"),
     FreePath("[/v]/{oauth,organization,organizations,environments}/...", "logs in, or changes settings"),
+    FreePath("[/v]/{vaults,skills,memory_stores}/...", "changes settings"),
     FreePath("[/v]/agents", "changes settings"),
     FreePath("[/v]/agents/AGENT", "changes settings"),
     FreePath("[/v]/agents/AGENT/archive", "changes settings"),

@@ -248,9 +248,8 @@ class ConversationMatcher:
         if story is None or call.waits or not (dialect.answers or dialect.stateful):
             return
         key = story.key if story.items and dialect.answers else None
-        names = (
-            [] if answer is None or not dialect.stateful else dialect.continuation_names(answer.body(), answer.stream)
-        )
+        kept = dialect.stateful or (dialect.state_field is not None and dialect.state_field in call.body)
+        names = [] if answer is None or not kept else dialect.continuation_names(answer.body(), answer.stream)
         if answer is not None and self._remote is None:
             self.remember_answer(call.match, key, hints, call.address.rollout, answer, names)
         elif answer is not None and self._remote is not None and (key is not None or names):

@@ -312,7 +312,7 @@ class Cassette:
         kept: dict[str, list[Message]] = {}
         for turn in turns:
             messages = [message for message in turn.messages if message.role not in ("system", "developer")]
-            messages = kept.get(str(turn.sampling.get("previous_response_id")), []) + messages
+            messages = kept.get(turn.previous_response or "", []) + messages
             _follow(conversations, messages)
             if turn.response_id is not None and turn.choices:
                 kept[turn.response_id] = [*messages, turn.choices[0].message]

@@ -149,6 +149,8 @@ class Dialect(ABC):
     """True if a span is a turn of a hosted agent: the provider has the whole conversation, the span its newest part."""
     stateful: bool = False
     """True if a later request may name an answer in place of the conversation (`continuation_names`)."""
+    state_field: bytes | None = None
+    """The field, in quotes, by which a request asks for that, where not every request does."""
     conversation_field: str = ""
     """The request's field that lists the items of the conversation; empty where no conversation is followed."""
     instructions: tuple[str, ...] = ()

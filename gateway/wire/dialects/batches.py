@@ -59,9 +59,12 @@ FORMS: Final = (
     _form("openai", "results", f"GET (?:/v1)?/files/({_ID})/content"),
     _form("anthropic", "make", "POST (?:/v1)?/messages/batches"),
     _form("anthropic", "results", f"GET (?:/v1)?/messages/batches/({_ID})/results"),
-    _form("gemini", "make", rf"POST /v1(?:alpha|beta)\w*/models/{_ID}:batchGenerateContent"),
+    _form("gemini", "make", rf"POST /v1(?:(?:alpha|beta)\w*)?/models/{_ID}:batchGenerateContent"),
     _form("gemini", "results", rf"GET /v1(?:alpha|beta)\w*/batches/({_ID})"),
 )
+
+
+_INLINED: Final = b'"inlinedResponses"'
 
 
 class Batch(NamedTuple):
@@ -108,6 +111,9 @@ def batch_facts(method: str, path: str, response: bytes) -> BatchFacts | None:
     if found is None:
         return None
     form, name = found
+    if form.does == "state" and _INLINED in response:
+        # Gemini's stable version has the same path as OpenAI.
+        form, name = FORMS[-1], path.partition("?")[0].rpartition("/")[2]
     if form.does == "results":
         return _fetched(form, f"{form.of}/{name}", response)
     answer = obj(loads(response))
@@ -121,7 +127,7 @@ def batch_facts(method: str, path: str, response: bytes) -> BatchFacts | None:
 
 def _fetched(form: BatchRoute, name: str, response: bytes) -> BatchFacts | None:
     if form.of == "gemini":
-        return BatchFacts(fetched=name) if b'"inlinedResponses"' in response else None
+        return BatchFacts(fetched=name) if _INLINED in response else None
     # The same call fetches files of any purpose.
     of_batch = form.of != "openai" or b'"custom_id"' in response[: 1 << 16]
     return BatchFacts(fetched=name, is_file=form.of == "openai") if of_batch else None

@@ -106,7 +106,11 @@ class _Anthropic(Family):
         of = self.types.get(status, "invalid_request_error" if status < 500 else "api_error")
         # Claude Code shows the message of such an error as it is.
         of = "billing_error" if kind == "budget" else of
-        return orjson.dumps({"type": "error", "error": {"type": of, "message": prefix_field(field, message)}})
+        error: dict[str, Any] = {"type": of, "message": prefix_field(field, message)}
+        if field == "thread":
+            # Anthropic's SDK then sends the whole conversation, as it does for requests that cannot have a thread.
+            error["details"] = {"error_code": "thread_unsupported_request"}
+        return orjson.dumps({"type": "error", "error": error})
 
 
 class _Gemini(Family):
@@ -302,9 +306,11 @@ OWNERS: Final = (
     PathOwner("[/v1]/responses/...", _OPENAI),
     PathOwner("[/v1]/models/...", (*_BOTH, GEMINI)),
     PathOwner("[/v1]/agents/sessions/...", _BOTH),
-    PathOwner("[/v1]/{agents,files,skills,vaults,sessions}/...", _BOTH),
+    PathOwner("[/v1]/files/...", (*_BOTH, GEMINI)),
+    PathOwner("[/v1]/{agents,skills,vaults,sessions}/...", _BOTH),
     PathOwner("[/v1]/{chat,completions,embeddings}/...", (OPENAI,)),
-    PathOwner("[/v1]/{conversations,batches,uploads,moderations,decisions}/...", _OPENAI),
+    PathOwner("[/v1]/batches/...", (*_OPENAI, GEMINI)),
+    PathOwner("[/v1]/{conversations,uploads,moderations,decisions}/...", _OPENAI),
     PathOwner("[/v1]/{audio,images,videos,realtime,live}/...", _OPENAI),
     PathOwner("[/v1]/{fine_tuning,vector_stores,assistants,threads,evals,containers,chatkit}/...", _OPENAI),
     PathOwner("[/v1]/{organization,projects,engines,edits,usage,dashboard}/...", _OPENAI),

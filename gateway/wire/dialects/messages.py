@@ -1,6 +1,7 @@
 """Anthropic messages: `POST /v1/messages`, and `POST /v1/messages/count_tokens`, which shares its requests.
 
-System text stands apart from the messages and comes first in a Turn. Tool results are blocks of a user's message and
+System text stands apart from the messages and comes first in a Turn. A request that continues a thread
+(`thread.previous_message_id`) has the newest messages only. Tool results are blocks of a user's message and
 are left there. `input_tokens` does not count cached ones; a Turn's does, as everywhere else. Calls of tools that
 Anthropic runs itself (`server_tool_use`) are parts of type unknown: the client does not answer them.
 """
@@ -27,6 +28,7 @@ from penstock.gateway.wire.dialects.loose_json import (
     entries,
     joined,
     label,
+    lenient,
     loads,
     obj,
     objs,
@@ -41,15 +43,17 @@ from penstock.gateway.wire.dialects.parts import (
     with_instructions,
 )
 from penstock.gateway.wire.dialects.request_body import (
+    ConversationItems,
     MessageFields,
     TextPointer,
     TextPointers,
     content_pointers,
     cutter,
     flat_tool_pointers,
+    member_json,
     message_pointers,
 )
-from penstock.gateway.wire.dialects.sse import StreamReader, chunks, last_data
+from penstock.gateway.wire.dialects.sse import StreamReader, chunks, first_data, last_data
 from penstock.gateway.wire.dialects.tokens import messages_usage
 
 _BEGUN = {
@@ -99,9 +103,11 @@ class _MessagesSystemFields(RequestFields):
 class _MessagesConversationFields(RequestFields):
     system: msgspec.Raw = msgspec.Raw()
     messages: list[msgspec.Raw] | None = None
+    thread: msgspec.Raw = msgspec.Raw()
 
 
 _asked = msgspec.json.Decoder(_MessagesSystemFields).decode
+_event = lenient(_AnthropicEventHead)
 _plain = StreamReader(_AnthropicMessageHead).body
 _events = StreamReader(_AnthropicEventHead).events
 
@@ -116,6 +122,7 @@ class MessagesDialect(JsonPostDialect):
     untyped_tool: ClassVar[str] = "custom"
     instructions: tuple[str, ...] = ("system",)
     conversation_field = "messages"
+    state_field = b'"thread"'
     otel: GenAiNames | None = GenAiNames("chat", "anthropic")
     cut = staticmethod(cutter(_MessagesConversationFields))
 
@@ -129,6 +136,18 @@ class MessagesDialect(JsonPostDialect):
     def description_pointers(self, request: bytes) -> Iterable[TextPointer]:
         """The descriptions of the client's tools."""
         return flat_tool_pointers(request)
+
+    def items(self, request: bytes) -> ConversationItems:
+        """The system text, then each message; the newest messages only where the request continues a thread."""
+        asked, values = self.cut(request)
+        thread = obj(loads(member_json(values["thread"]))) if "thread" in values else {}
+        return ConversationItems(asked, self.conversation_items(values), text(thread.get("previous_message_id")))
+
+    def continuation_names(self, response: bytes, stream: bool) -> list[str]:
+        """The id of the message, by which a request may continue its thread."""
+        answer = next((_event(data).message for data in first_data(response, 1)), None) if stream else _plain(response)
+        name = None if answer is None else label(answer.id)
+        return [] if name is None else [name]
 
     def is_complete(self, response: bytes) -> bool:
         return any(label(obj(loads(data)).get("type")) == "message_stop" for data in last_data(response, 1))

@@ -124,7 +124,7 @@ _ITEM: Final = (
     "id type status role content summary arguments call_id name namespace input output action results queries code "
     "container_id encrypted_content result error phase operation pending_safety_checks acknowledged_safety_checks "
     "outputs server_label approval_request_id tools created_by caller environment max_output_length revised_prompt "
-    "size quality background output_format execution reasoning text"
+    "size quality background output_format execution reasoning text agent author recipient"
 )
 _PART: Final = "type text~ refusal~ annotations logprobs"
 _RESPONSES: Final[Table] = {"": _RESPONSE, "output!#call_id": _ITEM, "output.content!": _PART}

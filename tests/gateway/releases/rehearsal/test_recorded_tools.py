@@ -119,15 +119,41 @@ def test_a_real_agent_that_does_the_same_again_never_diverges() -> None:
     assert played > 300
 
 
-def test_a_conversation_that_the_provider_keeps_is_followed_by_its_responses() -> None:
-    made = [{"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}]
-    given = [{"type": "function_call_output", "call_id": "c1", "output": "free"}]
-    asked: list[tuple[dict[str, Any], dict[str, Any]]] = [
-        ({"input": "Seat?"}, {"id": "resp_1", "output": made}),
-        ({"input": given, "previous_response_id": "resp_1"}, {"id": "resp_2", "output": []}),
-    ]
+Exchanges = list[tuple[dict[str, Any], dict[str, Any]]]
+KEPT_RESPONSES: Exchanges = [
+    (
+        {"input": "Seat?"},
+        {"id": "resp_1", "output": [{"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}]},
+    ),
+    (
+        {
+            "input": [{"type": "function_call_output", "call_id": "c1", "output": "free"}],
+            "previous_response_id": "resp_1",
+        },
+        {"id": "resp_2", "output": []},
+    ),
+]
+KEPT_MESSAGES: Exchanges = [
+    (
+        {"messages": [{"role": "user", "content": "Seat?"}], "thread": {"type": "create"}},
+        {"id": "msg_1", "content": [{"type": "tool_use", "id": "c1", "name": "look", "input": {}}]},
+    ),
+    (
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "free"}]}
+            ],
+            "thread": {"type": "continue", "previous_message_id": "msg_1"},
+        },
+        {"id": "msg_2", "content": []},
+    ),
+]
+
+
+@pytest.mark.parametrize(("dialect", "asked"), [("responses", KEPT_RESPONSES), ("messages", KEPT_MESSAGES)])
+def test_a_conversation_that_the_provider_keeps_is_followed_by_its_responses(dialect: str, asked: Exchanges) -> None:
     bodies = [(json.dumps(one).encode(), json.dumps(other).encode()) for one, other in asked]
-    cassette = Cassette.of(by_name("responses").read(one, other, False) for one, other in bodies)
+    cassette = Cassette.of(by_name(dialect).read(one, other, False) for one, other in bodies)
     answer = some(cassette.answer("look", "{}"))
     assert answer.text == "free"
     cassette.take_back([("look", "{}", answer)])

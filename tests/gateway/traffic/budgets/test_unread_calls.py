@@ -60,6 +60,7 @@ FREE = (
     "POST /v1/agents", "POST /v1/agents/agent_1/archive", "POST /v1/environments/env_1/work/w/ack",
     "POST /v1/sessions/s/archive", "POST /v1/sessions/s/resources/r", "POST /v1/sessions/s/threads/t/archive",
     "POST /v1/sessions/s", "POST /v1/agents/sessions/s", "GET /v1/sessions/s/events",
+    "POST /v1/vaults", "POST /v1/vaults/vlt_1/credentials", "POST /v1/skills",
     "POST /v1/batches/b/cancel", "POST /v1beta/interactions/i/cancel", "OPTIONS /v1/x",
     "POST /openai/v1/files", "POST /openai/responses/input_tokens", "POST /anthropic/v1/files",
     "POST /v1/projects/p/locations/l/workspaces/w/invoke/v1/messages/count_tokens",

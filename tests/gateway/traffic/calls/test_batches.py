@@ -242,13 +242,14 @@ async def test_anthropic_s(tmp_path: Path, http: aiohttp.ClientSession, packed: 
         await settled(here, 2, (1.5, 7.5))
 
 
-async def test_gemini_s(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+@pytest.mark.parametrize("version", ["v1", "v1beta"])
+async def test_gemini_s(tmp_path: Path, http: aiohttp.ClientSession, version: str) -> None:
     """Answers have keys, or are known by their places."""
     asked: list[dict[str, Any]] = [{"request": {"contents": [{"parts": [{"text": f"ask {at}"}]}]}} for at in range(3)]
     asked[1] |= {"metadata": {"key": "bad"}}
     async with world(tmp_path, http) as (here, _):
         body = {"batch": {"displayName": "b", "inputConfig": {"requests": {"requests": asked}}}}
-        url = here.gateway.address("r") + "/v1beta"
+        url = here.gateway.address("r") + f"/{version}"
         headers = {"x-goog-api-key": "k"}
         async with http.post(f"{url}/models/gemini-2.5-flash:batchGenerateContent", json=body, headers=headers) as made:
             name = (await made.json())["name"]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import anthropic
 import openai
 from aiohttp import web
 from fakes.budgets import budget, spans_of, toml, uses
@@ -29,8 +30,12 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "input_tokens": {"object": "response.input_tokens", "input_tokens": 30},
     "decisions": {"model": "m-1", "answers": [{"type": "predicate", "name": "p", "probability": 0.9}], "usage": USED},
     "moderations": {"id": "modr_1", "model": "m-2", "results": [{"flagged": False, "categories": {}}]},
+    "messages": {
+        "type": "message", "role": "assistant", "model": "m", "content": [{"type": "text", "text": "yes"}],
+        "stop_reason": "end_turn", "stop_sequence": None, "usage": {"input_tokens": 9, "output_tokens": 1},
+    },
     "items": {"object": "list", "data": [], "first_id": "", "last_id": "", "has_more": False},
-}
+}  # fmt: skip
 
 
 def said(text: str) -> dict[str, Any]:
@@ -63,6 +68,12 @@ async def world(home: Path, config: str = "") -> AsyncGenerator[Gateway]:
             ):
                 await stream.write(b"data: %b\n\n" % json.dumps(event).encode())
             return stream
+        if last == "messages" and given.get("stream"):
+            stream = await event_stream(request)
+            begun = {"type": "message_start", "message": {"id": f"resp_{number}"} | ANSWERS[last]}
+            for event in (begun, {"type": "message_stop"}):
+                await stream.write(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode())
+            return stream
         found = ANSWERS.get(last, {"object": "response", "status": "completed", "output": [said("yes")], "usage": USED})
         kept = {"conversation": {"id": given["conversation"]}} if "conversation" in given else {}
         return web.json_response({"id": f"resp_{number}"} | found | kept)
@@ -70,7 +81,7 @@ async def world(home: Path, config: str = "") -> AsyncGenerator[Gateway]:
     app = web.Application()
     app.router.add_post("/{path:.*}", answer)
     async with site(app) as url:
-        made = upstream("o", f"{url}/v1", "openai") + upstream("g", url, "gemini")
+        made = upstream("o", f"{url}/v1", "openai") + upstream("g", url, "gemini") + upstream("a", url, "anthropic")
         async with locally(home, made + config) as gateway:
             yield gateway
 
@@ -143,6 +154,26 @@ async def test_an_interaction_goes_on(tmp_path: Path, http: aiohttp.ClientSessio
                 assert came.status == 200
                 await came.read()
         assert [len(calls) for calls in await rollouts(http, gateway, 6)] == [3, 1, 2]
+
+
+async def test_a_thread_of_messages_goes_on(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    """Requests have only what is new, as those of the SDK's tool runner; a thread may go on twice."""
+    async with world(tmp_path) as gateway:
+
+        async def ask(stream: bool = False, **thread: Any) -> str:
+            said: Any = {"model": "m", "max_tokens": 9, "messages": asked("hello"), "extra_body": {"thread": thread}}
+            async with anthropic.AsyncAnthropic(base_url=gateway.url, api_key="k", max_retries=0) as one:
+                messages: Any = one.messages
+                if not stream:
+                    return (await messages.create(**said)).id
+                async with messages.stream(**said) as events:
+                    return (await events.get_final_message()).id
+
+        first = await ask(type="create")
+        second = await ask(stream=True, type="continue", previous_message_id=first)
+        for name in (second, first, "msg_unknown"):
+            await ask(type="continue", previous_message_id=name)
+        assert [len(calls) for calls in await rollouts(http, gateway, 5)] == [4, 1]
 
 
 async def test_calls_beside_responses_are_counted_for_what_they_use(

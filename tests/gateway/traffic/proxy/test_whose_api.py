@@ -53,6 +53,8 @@ async def rig(within: Within) -> AsyncGenerator[Rig]:
         ("GET", "/v1beta/cachedContents", {}, "gemini"),
         ("GET", "/backend-api/wham/accounts/check", {"Authorization": "Bearer eyJ"}, "chatgpt"),
         ("GET", "/v1/files", {"Authorization": "Bearer sk-proj-x"}, "openai"),
+        ("GET", "/v1/files/f1", {"x-goog-api-key": "k"}, "gemini"),
+        ("GET", "/v1/batches?pageSize=10", {"x-goog-api-key": "k"}, "gemini"),
         ("GET", "/v1/models/m", LOGIN | {"OpenAI-Beta": "x"}, "chatgpt"),
         ("POST", "/tokenize", {"Authorization": "Bearer of-whom"}, "openai"),
         ("GET", "/v1/skills", {"Authorization": "Bearer of-whom"}, "openai"),

@@ -105,6 +105,15 @@ def test_what_says_nothing_new_is_no_problem(events: list[Json]) -> None:
     assert gaps("chat", sse(*[HELLO] * 30, *events), True) == {}, "however long the stream is"
 
 
+def test_a_message_between_agents_names_who_speaks() -> None:
+    """Of the Responses API with `multi_agent`: the names are no output of the model."""
+    said = {
+        "id": "am_1", "type": "agent_message", "author": "/root/alpha of the team", "recipient": "/root",
+        "content": [{"type": "text", "text": SAID}], "agent": {"agent_name": "/root/alpha of the team"},
+    }  # fmt: skip
+    assert gaps("responses", json.dumps({"id": "resp_1", "object": "response", "output": [said]}).encode(), False) == {}
+
+
 def test_a_message_that_grows_beside_its_deltas_is_read() -> None:
     """As Perplexity sends it."""
     said = ["one", " two", " three", ""]
