@@ -356,6 +356,7 @@ class FreePath(NamedTuple):
 FREE: Final = (
     FreePath("[/v]/{messages/count_tokens,responses/input_tokens,tokenize,detokenize}", "counts tokens"),
     FreePath("[/v]/models/MODEL:{countTokens,computeTokens}", "counts tokens"),
+    FreePath("[/v]/projects/PROJECT/locations/PLACE/.../MODEL:fetchPredictOperation", "fetches what was made"),
     FreePath("[/v]/projects/PROJECT/locations/PLACE/.../MODEL:{countTokens,computeTokens}", "counts tokens"),
     FreePath("[/v]/projects/PROJECT/locations/PLACE/.../count-tokens:rawPredict", "counts tokens"),
     FreePath("[/v]/{responses,interactions,batches,messages/batches}/NUMBER/cancel", "stops what runs"),

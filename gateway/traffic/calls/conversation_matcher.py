@@ -172,6 +172,10 @@ class ConversationMatcher:
         """The rollout that the conversation continues, else that of the connection if there is no conversation, else a
         new one."""
         story = call.conversation or EMPTY
+        if call.dialect.retrieves:
+            fetched = call.dialect.fetched_response(call.path)
+            known = fetched is not None and self.conversations.find_response(fetched) is not None
+            call.previous = fetched if known or self._remote is not None else None
         if call.previous is not None and not call.previous.startswith(COMPACTED):
             # Such a request has only the new items.
             call.conversation = story = EMPTY

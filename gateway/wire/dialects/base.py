@@ -315,6 +315,10 @@ class Dialect(ABC):
         that of the conversation that the provider keeps; also names of compactions (`COMPACTED`). Must be cheap."""
         return []
 
+    def fetched_response(self, path: str) -> str | None:
+        """The provider's id of the answer that a call fetches, where `retrieves`."""
+        return None
+
     def resumed(self, begun: bytes, rest: bytes, path: str) -> bytes | None:
         """A whole stream, of its beginning and the rest that a call of this path has fetched. None where the second is
         whole by itself, or does not follow the first."""

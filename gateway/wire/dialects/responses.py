@@ -665,6 +665,9 @@ class RetrievalDialect(OpaqueDialect):
         """True for calls whose response is the state of an earlier call."""
         return self._calls.fullmatch(f"{method} {path}") is not None
 
+    def fetched_response(self, path: str) -> str | None:
+        return path.partition("?")[0].removesuffix("/cancel").rpartition("/")[2]
+
     def facts(self, request: bytes, response: bytes, stream: bool, asked: RequestFields | None = None) -> Facts:
         """The id and the state of the answer, and the answer's facts once it is there."""
         found = self._of.facts(b"", response, stream)

@@ -65,6 +65,7 @@ FREE = (
     "POST /openai/v1/files", "POST /openai/responses/input_tokens", "POST /anthropic/v1/files",
     "POST /v1/projects/p/locations/l/workspaces/w/invoke/v1/messages/count_tokens",
     "POST /v1beta1/projects/p/locations/l/interactions/i/cancel",
+    "POST /v1beta1/projects/p/locations/l/publishers/google/models/veo-3.1:fetchPredictOperation",
 )  # fmt: skip
 
 

@@ -53,7 +53,7 @@ async def world(home: Path, config: str = "") -> AsyncGenerator[Gateway]:
     numbers = count(1)
 
     async def answer(request: web.Request) -> web.StreamResponse:
-        given: dict[str, Any] = await request.json()
+        given: dict[str, Any] = json.loads(await request.read() or b"{}")
         number, last = next(numbers), request.path.rpartition("/")[2]
         if last == "interactions":
             made = {"id": f"v1_{number}", "status": "completed", "model": "gemini-4"}
@@ -134,6 +134,17 @@ async def test_a_compacted_conversation_goes_on(tmp_path: Path, http: aiohttp.Cl
                 await one.responses.create(model="m", input=[*elsewhere, *more])
         joined = ["responses", "responses_compaction", "responses", "responses"]
         assert await rollouts(http, gateway, 6) == [joined, ["responses", "responses"]]
+
+
+async def test_whoever_fetches_an_answer_joins_its_rollout(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    """On a connection of its own, as after a stream that its client has left; also to cancel it."""
+    async with world(tmp_path) as gateway:
+        async with client(gateway) as one:
+            made = await one.responses.create(model="m", input="hello")
+        for name in (made.id, "resp_unknown"):
+            async with client(gateway) as one:
+                await one.responses.cancel(name)
+        assert await rollouts(http, gateway, 3) == [["responses", "retrieval"], ["retrieval"]]
 
 
 async def test_an_interaction_goes_on(tmp_path: Path, http: aiohttp.ClientSession) -> None:
