@@ -496,6 +496,8 @@ def _is_urlencoded(content_type: str) -> bool:
 def _pairs(body: bytes) -> Iterator[FormField]:
     if len(body) > _LONGEST or body.count(b"&") > _PARTS:
         raise ValueError("the form is too long to be read")
+    if body.lstrip()[:1] == b"{":
+        raise ValueError("it is JSON, and some servers read it as that")
     at = 0
     for pair in body.split(b"&"):
         name, _, _ = pair.partition(b"=")
@@ -504,10 +506,10 @@ def _pairs(body: bytes) -> Iterator[FormField]:
 
 
 def _parts(body: bytes, content_type: str) -> Iterator[FormField]:
-    found = _BOUNDARY.search(content_type)
-    if found is None:
-        raise ValueError("its content type has no boundary")
-    mark = b"--" + (found[1] or found[2]).encode("latin-1")
+    found = {one[1] or one[2] for one in _BOUNDARY.finditer(content_type)}
+    if len(found) != 1:
+        raise ValueError("its content type has no boundary, or several")
+    mark = b"--" + found.pop().encode("latin-1")
     at = 0 if body.startswith(mark) else _next(body, mark, 0)[1]
     for _ in range(_PARTS):
         after = _AFTER.match(body, at + len(mark))

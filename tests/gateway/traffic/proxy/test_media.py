@@ -29,6 +29,7 @@ from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Turn
 from penstock.gateway.traffic.proxy.failover_policy import may_repeat
 from penstock.gateway.wire.dialects import by_name
+from penstock.gateway.wire.dialects.request_body import URLENCODED
 
 KEY = "sk-proj-abcdefghijklmnop1234567890"
 
@@ -253,9 +254,16 @@ async def test_a_form_without_a_certain_model_passes_no_budget(tmp_path: Path, h
     async with world(tmp_path, http, toml(budget(name="cap", unit="tokens", limit=10**9))) as here:
         url = here.gateway.openai("r") + "/audio/transcriptions"
         kind = {"content-type": "multipart/form-data; boundary=b"}
-        for body in (b"--b\r\n\r\n", b'--b\r\nContent-Disposition: form-data; name="file"\r\n\r\nx\r\n--b--\r\n'):
+        form = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nwhisper-1\r\n--b--\r\n'
+        for body in (b"--b\r\n\r\n", form.replace(b"model", b"file")):
             async with http.post(url, data=body, headers=kind) as answer:
                 assert answer.status == 403, await answer.text()
+        two = {"content-type": "multipart/form-data; boundary=b; boundary=c"}
+        async with http.post(url, data=form, headers=two) as answer:
+            assert answer.status == 403, await answer.text()
+        url, kind = here.gateway.openai("r") + "/images/generations", {"content-type": URLENCODED}
+        async with http.post(url, data=b'{"a": "&model=dall-e-2&n=1&", "n": 9}', headers=kind) as answer:
+            assert answer.status == 403, await answer.text()
         assert not here.host.bodies
 
 
