@@ -121,7 +121,7 @@ async def test_a_compacted_conversation_goes_on(tmp_path: Path, http: aiohttp.Cl
         for more in mores:
             async with client(gateway) as one:
                 await one.responses.create(model="m", input=[*elsewhere, *more])
-        joined = ["responses", "compaction", "responses", "responses"]
+        joined = ["responses", "responses_compaction", "responses", "responses"]
         assert await rollouts(http, gateway, 6) == [joined, ["responses", "responses"]]
 
 
@@ -159,7 +159,7 @@ async def test_calls_beside_responses_are_counted_for_what_they_use(
         await one.conversations.items.create(made.id, items=[{"role": "user", "content": "x"}])
         spans = sorted(await spans_of(http, gateway, "", 6), key=lambda span: span["start_ns"])
         assert [(span["dialect"], span["usage"] and span["usage"]["output_tokens"]) for span in spans] == [
-            ("compaction", 10), ("decisions", 10), ("moderations", None), ("input_tokens", None),
+            ("responses_compaction", 10), ("decisions", 10), ("moderations", None), ("responses_count_tokens", None),
             ("conversations", None), ("conversations", None),
         ]  # fmt: skip
         assert [row[:3] for row in await uses(http, gateway.url)] == [("cap", "", 80), ("n", "", 2)]
