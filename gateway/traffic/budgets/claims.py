@@ -213,7 +213,7 @@ class _GenerationConfig(msgspec.Struct):
 
 
 _config = lenient(_GenerationConfig)
-_UNLIMITED: Final = (None,) * 4
+_UNLIMITED: Final = (None,) * 5
 _ONE_ANSWER: Final = (None,) * 2
 
 
@@ -222,7 +222,8 @@ def bound(dialect: Dialect, asked: RequestFields, prompt: int) -> TokenBound:
     if not dialect.generates:
         return TokenBound(prompt, 0)
     limits: tuple[Any, ...] = (
-        asked.max_tokens, asked.max_completion_tokens, asked.max_output_tokens, asked.max_gen_len
+        asked.max_tokens, asked.max_completion_tokens, asked.max_output_tokens, asked.max_gen_len,
+        asked.max_tokens_to_sample,
     )  # fmt: skip
     many: tuple[Any, ...] = (asked.n, asked.best_of)
     for raw in (asked.generationConfig, asked.generation_config, asked.inferenceConfig):

@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 
 from penstock.gateway.wire.dialects.base import Dialect
 from penstock.gateway.wire.dialects.bedrock import ConverseDialect
-from penstock.gateway.wire.dialects.bedrock_invoke import BedrockCountDialect, InvokeDialect
+from penstock.gateway.wire.dialects.bedrock_invoke import BedrockCountDialect, InvokeDialect, TextCompletionsDialect
 from penstock.gateway.wire.dialects.chat import ChatDialect, CompletionsDialect
 from penstock.gateway.wire.dialects.clouds import cloud_path, in_path
 from penstock.gateway.wire.dialects.codeassist import CodeAssistCountDialect, CodeAssistDialect
@@ -55,6 +55,7 @@ DIALECTS: tuple[Dialect, ...] = (
     CompletionsDialect(),
     EmbeddingsDialect(),
     CountTokensDialect(),
+    TextCompletionsDialect(),
     CompactionDialect(),
     InputTokensDialect(),
     DecisionsDialect(),

@@ -14,6 +14,7 @@ import struct
 from base64 import b64decode
 from binascii import Error, crc32
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Final, NamedTuple
 from urllib.parse import unquote
 
@@ -22,10 +23,10 @@ import orjson
 
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message, Part, Passage, Turn
-from penstock.gateway.wire.dialects.base import Dialect, Facts, GenAiNames, JsonPostDialect
+from penstock.gateway.wire.dialects.base import STRING, Dialect, Facts, GenAiNames, JsonPostDialect, routes
 from penstock.gateway.wire.dialects.bedrock import LEAST, ConverseDialect, begins_frame, exception_error, frames
 from penstock.gateway.wire.dialects.chat import ChatDialect, prompts
-from penstock.gateway.wire.dialects.family import BEDROCK, Family
+from penstock.gateway.wire.dialects.family import ANTHROPIC, BEDROCK, Family
 from penstock.gateway.wire.dialects.loose_json import (
     Json,
     RequestFields,
@@ -115,6 +116,29 @@ class PromptDialect(JsonPostDialect):
         return None if asked is None and said is None else Usage(input_tokens=asked, output_tokens=said)
 
 
+class TextCompletionsDialect(PromptDialect):
+    """Anthropic's first API, `POST /v1/complete`, which its SDK had until 1.0. Nobody counts its tokens."""
+
+    name = "text_completions"
+    family = ANTHROPIC
+    routes: ClassVar[frozenset[str]] = routes("/complete")
+    non_sampling_fields: ClassVar[frozenset[str]] = frozenset({"prompt", "model", "stream"})
+    otel: GenAiNames | None = GenAiNames("text_completion", "anthropic")
+
+    def facts(self, request: bytes, response: bytes, stream: bool, asked: RequestFields | None = None) -> Facts:
+        answer = self.answer(response, stream, [])
+        return replace(
+            super().facts(request, response, stream, asked),
+            model=self.model(request, asked=asked),
+            model_served=label(answer.get("model")),
+            response_id=label(answer.get("id")),
+        )
+
+    def answer_text_pattern(self, stream: bool) -> re.Pattern[bytes]:
+        return _COMPLETION
+
+
+_COMPLETION: Final = re.compile(rb'"completion' + STRING)
 _EARLY: Final = "response: the stream ended early"
 _TEXTS: Final = ("generation", "completion", "outputs", "choices")
 

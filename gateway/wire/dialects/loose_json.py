@@ -68,6 +68,7 @@ class RequestFields(msgspec.Struct):
     max_completion_tokens: Any = None
     max_output_tokens: Any = None
     max_gen_len: Any = None
+    max_tokens_to_sample: Any = None
     best_of: Any = None
     prompt: msgspec.Raw = msgspec.Raw()
     generationConfig: msgspec.Raw = msgspec.Raw()

@@ -232,7 +232,7 @@ _CONVERSE_FRAMES: Final[Table] = {
     "metadata": "usage metrics trace performanceConfig serviceTier p",
 }
 _PROMPT: Final[Table] = {
-    "": "generation~ completion~ prompt_token_count generation_token_count stop_reason type stop id model error",
+    "": "generation~ completion~ prompt_token_count generation_token_count stop_reason type stop id model error log_id",
     "outputs!": "text~ stop_reason",
     "choices!": "text~ stop_reason finish_reason index",
 }
@@ -248,6 +248,7 @@ SHAPES: Final[Mapping[str, tuple[ObjectShape, ObjectShape]]] = {
     "interactions": (shape(_INTERACTIONS), shape(_INTERACTIONS_EVENTS)),
     "converse": (shape(_CONVERSE), shape(_CONVERSE_FRAMES)),
     "prompt": (shape(_PROMPT), shape(_PROMPT)),
+    "text_completions": (shape(_PROMPT), shape(_PROMPT)),
     "realtime": (shape(_REALTIME), shape(_REALTIME)),
     "gemini_live": (shape(_LIVE), shape(_LIVE)),
 }

@@ -17,6 +17,7 @@ from penstock.gateway.wire.dialects.loose_json import peek
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(300_000)).decode()
 JPEG = base64.b64encode(b"\xff\xd8\xff\xe0" + bytes(range(256)) * 900).decode()
 PATHS = {
+    "text_completions": "/v1/complete",
     "chat": "/v1/chat/completions",
     "completions": "/v1/completions",
     "responses": "/v1/responses",
@@ -63,6 +64,7 @@ def asked(api: str, body: Any) -> TokenBound:
         ("converse", {"inferenceConfig": {"maxTokens": {}}}, None, 1),
         ("invoke", {"inferenceConfig": {"max_new_tokens": 7}}, 7, 1),
         ("invoke", {"max_gen_len": 7}, 7, 1),
+        ("text_completions", {"max_tokens_to_sample": 7}, 7, 1),
     ],
 )
 def test_the_limit_of_the_answer_is_found_where_each_api_has_it(api: str, body: Any, answer: int, answers: int) -> None:

@@ -355,3 +355,19 @@ def test_a_stream_that_is_cut_anywhere(name: str, part: float) -> None:
     assert (facts.failed is None) == (EARLY not in turn.problems)
     assert (facts.choices, facts.usage) == (len(turn.choices), turn.usage)
     assert INVOKE.is_complete(came) == (len(came) == len(stream))
+
+
+def test_the_first_api_of_anthropic_s_is_read_as_such_a_prompt() -> None:
+    asked = {"model": "claude-2", "prompt": "\n\nHuman: Why?\n\nAssistant:", "max_tokens_to_sample": 9}
+    about = {"type": "completion", "id": "compl_1", "model": "claude-2.1", "stop": None, "log_id": "l"}
+    pieces = [about | {"completion": it, "stop_reason": None} for it in (" So", " that.")]
+    last = about | {"completion": "", "stop_reason": "stop_sequence", "stop": "\n\nHuman:"}
+    told = [f"event: {one['type']}\ndata: {json.dumps(one)}\n\n" for one in (*pieces, {"type": "ping"}, last)]
+    for said, stream in (("".join(told), True), (json.dumps(last | {"completion": " So that."}), False)):
+        dialect, response = by_name("text_completions"), said.encode()
+        turn, facts = dialect.read(body(asked), response, stream), dialect.facts(body(asked), response, stream)
+        assert (facts.model, facts.model_served, facts.response_id) == ("claude-2", "claude-2.1", "compl_1")
+        assert (facts.finish, facts.failed, turn.problems) == ("stop_sequence", None, [])
+        assert [part.text for part in turn.choices[0].message.parts] == [" So that."]
+        assert turn.messages[0].parts[0].text == asked["prompt"]
+        assert b"".join(dialect.answer_text_pattern(stream).findall(response)) == b" So that."

@@ -37,6 +37,7 @@ ROUTES = {
     "embeddings": "POST /embeddings",
     "messages": "POST /messages",
     "count_tokens": "POST /messages/count_tokens",
+    "text_completions": "POST /complete",
     "responses_compaction": "POST /responses/compact",
     "responses_count_tokens": "POST /responses/input_tokens",
     "decisions": "POST /decisions",
@@ -67,7 +68,14 @@ def test_routes(base: str, name: str) -> None:
 
 def test_families_and_names() -> None:
     anthropic = {dialect.name for dialect in DIALECTS if dialect.family is ANTHROPIC}
-    assert anthropic == {"messages", "count_tokens", "managed_sessions", "managed_turn", "managed_tool"}
+    assert anthropic == {
+        "messages",
+        "count_tokens",
+        "text_completions",
+        "managed_sessions",
+        "managed_turn",
+        "managed_tool",
+    }
     assert all(by_name(dialect.name) is dialect for dialect in DIALECTS)
     assert by_name("from the future").name == "opaque"
     assert find("POST", "").name == "opaque"
