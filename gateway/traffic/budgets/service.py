@@ -432,12 +432,14 @@ class Settlement:
     """Names of its model, by upstream."""
     used: list[BudgetCharge]
     """Use by the index of each claim."""
+    opened: bool = False
+    """True for a WebSocket that is open: it counts, even if its first span has nothing that the server has said."""
 
     def __call__(self, tape: Transaction, entry: SpanEntry) -> None:
         """Called in the transaction of its span."""
         own = self._names.get(entry.upstream or "")
         models = self._models if own is None else [own, *self._models]
-        claims, found = self.asked.claims, usage_of(entry)
+        claims, found = self.asked.claims, usage_of(entry, self.opened)
         if entry.deferred is None:
             used = charges(claims, found, partial(self._budgets.cost, entry.model_served, models, entry.start_ns))
         else:
@@ -479,10 +481,11 @@ class CallUsage(NamedTuple):
     guessed: bool
 
 
-def usage_of(entry: SpanEntry) -> CallUsage | None:
-    """The tokens that a call has used; None if it has used nothing."""
+def usage_of(entry: SpanEntry, opened: bool = False) -> CallUsage | None:
+    """The tokens that a call has used; None if it has used nothing. `opened`: it has an answer, whatever the span
+    says."""
     refused = entry.http_status is None or entry.http_status >= 400 or entry.error == "error_body"
-    if entry.upstream is None or entry.first_byte_ns is None or refused:
+    if entry.upstream is None or (entry.first_byte_ns is None and not opened) or refused:
         return None
     told = TokenCounts.of(entry.usage)
     if entry.estimate is None and entry.partial_tokens is None:

@@ -28,6 +28,7 @@ import msgspec
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message, Part, Passage, Turn
 from penstock.gateway.wire.dialects.base import Dialect, Facts, GenAiNames
+from penstock.gateway.wire.dialects.clouds import cloud_path
 from penstock.gateway.wire.dialects.family import OPENAI, Family
 from penstock.gateway.wire.dialects.loose_json import (
     Json,
@@ -90,14 +91,14 @@ class SessionDialect(OpaqueDialect):
 
     def place(self, path: str) -> tuple[str | None, str]:
         """(session, thread) that a path names (no query); the thread is empty for the session's own."""
-        found = self._calls.fullmatch(path)
+        found = self._calls.fullmatch(_own_path(path))
         return (None, "") if found is None else (found[1], found[2] or "")
 
     def gives_work(self, method: str, path: str) -> bool:
-        return method == "POST" and self._gives_work.fullmatch(path) is not None
+        return method == "POST" and self._gives_work.fullmatch(_own_path(path)) is not None
 
     def is_idle(self, path: str) -> bool:
-        return self._idle.fullmatch(path) is not None and ".." not in path
+        return self._idle.fullmatch(_own_path(path)) is not None and ".." not in path
 
     def facts(self, request: bytes, response: bytes, stream: bool, asked: RequestFields | None = None) -> Facts:
         """None: what the agent has done is not the call's own."""
@@ -114,6 +115,12 @@ class SessionDialect(OpaqueDialect):
     def passages(self, request: bytes, response: bytes, stream: bool, whole: Callable[[], bool]) -> Iterable[Passage]:
         for message in self.read(request, b"", False).messages:
             yield from message_passages(message, False)
+
+
+def _own_path(path: str) -> str:
+    """A path without the beginning that a cloud puts before it."""
+    cloud = cloud_path(path)
+    return path if cloud is None else cloud.path
 
 
 # -- what an answer tells ------------------------------------------------------------------------------------------

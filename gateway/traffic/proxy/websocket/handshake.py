@@ -12,6 +12,7 @@ from __future__ import annotations
 from time import monotonic
 
 from penstock.gateway.model.facts import is_rehearsal
+from penstock.gateway.traffic.budgets.service import Settlement
 from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.traffic.proxy.call import HttpCall
 from penstock.gateway.traffic.proxy.call_lifecycle import CallState
@@ -73,6 +74,8 @@ class HandshakeCall(HttpCall):
             settle = None
             if self._spoken.undivided:
                 settle = self.record.settle
+                if isinstance(settle, Settlement):
+                    settle.opened = True
             elif shared.budgets is not None:
                 # Each answer reserves for itself.
                 shared.budgets.recorded(self.record, False)

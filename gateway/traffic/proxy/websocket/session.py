@@ -217,7 +217,10 @@ class SessionConnection(WebSocketConnection):
         self._id = secrets.token_hex(8)
         self._model, self._transcriber = way.admitted.model, None
         self._asked: deque[SessionCall] = deque()
-        """Requests that were sent and whose answer has not begun."""
+        """Requests that were sent and whose answer has not begun. A client may send any number: none is looked through
+        for each message."""
+        self._blames = False
+        """True if one of them may be blamed for an error."""
         self._responses: dict[str | None, SessionCall] = {}
         self._transcriptions: dict[str | None, SessionCall] = {}
         """Answers under way, by the ids that messages name."""
@@ -267,6 +270,9 @@ class SessionConnection(WebSocketConnection):
     def _end_blamed(self, after: SessionCall) -> None:
         """End the requests that have met an error without an id and have not begun: their client asks again. If such a
         one begins all the same, it is taken for the request after it."""
+        if not self._blames:
+            return
+        self._blames = False
         for call in [call for call in self._asked if call.blamed is not None]:
             self._asked.remove(call)
             call.complete(call.blamed or 500)
@@ -371,12 +377,13 @@ class SessionConnection(WebSocketConnection):
     def _failed(self, facts: ServerMessageFacts) -> tuple[SessionCall | None, bool]:
         """The call that an error is about, and whether the error ends it. Without the id of a message it may be about
         any message, so at once it ends nothing but a request that came into conflict with another response."""
-        asked = [call for call in self._asked if facts.event is not None and call.event == facts.event]
-        if not asked and facts.event is None and facts.conflict:
-            asked = [*self._asked]
-        if asked:
-            self._asked.remove(asked[0])
-            return asked[0], True
+        if facts.event is None:
+            found = self._asked[0] if self._asked and facts.conflict else None
+        else:
+            found = next((call for call in self._asked if call.event == facts.event), None)
+        if found is not None:
+            self._asked.remove(found)
+            return found, True
         if facts.conflict:
             # The server had begun a response by itself, which was taken for the answer to that request.
             for call in self._responses.values():
@@ -384,7 +391,7 @@ class SessionConnection(WebSocketConnection):
                     call.mark_unattributed()
         elif facts.event is None and self._asked:
             self._asked[0].mark_unattributed()
-            self._asked[0].blamed = facts.status
+            self._asked[0].blamed, self._blames = facts.status, True
             return self._asked[0], False
         return None, False
 

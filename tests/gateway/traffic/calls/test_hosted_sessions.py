@@ -31,8 +31,8 @@ from penstock.gateway.tape.hosted_sessions import forget_rollout, record_events
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import Transaction
-from penstock.gateway.wire.dialects import by_name
-from penstock.gateway.wire.dialects.hosted import session_facts
+from penstock.gateway.wire.dialects import by_name, find
+from penstock.gateway.wire.dialects.hosted import SessionDialect, session_facts
 
 HOME, KEY = "session-sesn_1", "sk-ant-api03-abcdefghijklmnopqrstuvwxyz0123456789"
 SPANS = {"llm": 5, "tool": 2, "event": 6}
@@ -327,6 +327,14 @@ async def traced(here: World, traces: Any, home: str) -> None:
 
 async def _has_late(all_spans: Any) -> bool:
     return any(one.name == "late" for one in await all_spans())
+
+
+def test_a_cloud_s_path_names_the_session_too() -> None:
+    path = "/anthropic/v1/sessions/sesn_1/threads/sthr_2/events"
+    dialect = find("GET", path)
+    assert isinstance(dialect, SessionDialect)
+    assert (dialect.place(path), dialect.session_id(path)) == (("sesn_1", "sthr_2"), "sesn_1")
+    assert dialect.gives_work("POST", "/anthropic/v1/sessions/sesn_1/events")
 
 
 # -- any order -------------------------------------------------------------------------------------------------------

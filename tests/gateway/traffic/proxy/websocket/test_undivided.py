@@ -26,6 +26,7 @@ from websockets.typing import Subprotocol
 
 from penstock.gateway.model.facts import SOCKET_SESSION
 from penstock.gateway.traffic.proxy.websocket.connection import ClientMessageForwarder, UpstreamMessageForwarder
+from penstock.gateway.traffic.proxy.websocket.session import PART_BYTES
 from penstock.gateway.wire.dialects.sse import events
 
 KEY = {"Authorization": "Bearer sk-not-real"}
@@ -102,6 +103,30 @@ async def test_a_budget_may_refuse_what_cannot_be_counted(rig: Rig) -> None:
             pass
     assert refused.value.response.status_code == 403
     assert rig.opened == []
+
+
+@pytest.mark.parametrize(
+    "rig",
+    [{"budget": [budget(limit=2), budget(name="t", unit="tokens", limit=10**6, unknown="pass")]}],
+    indirect=True,
+)
+async def test_budgets_count_a_session_once_it_is_open(rig: Rig) -> None:
+    """In whichever order both sides speak, and however many spans it has."""
+    for speaks in (False, True):
+        async with open_session(rig) as client:
+            host = await rig.accepted.get()
+            for message in ("x" * PART_BYTES, "y" * PART_BYTES):
+                await client.send(message)
+                _ = await host.connection.recv()
+            if speaks:
+                await host.connection.send("hello")
+                _ = await client.recv()
+    _ = await rig.spans(5)
+    calls, tokens = (await rig.tape.get("/api/budgets"))["budgets"]
+    assert (calls["used"], calls["unread"], tokens["unread"]) == (2, 2, 2)
+    with pytest.raises(InvalidStatus):
+        async with open_session(rig):
+            pass
 
 
 async def test_it_opens_whatever_the_gateways_routes_are_and_without_unknown_extensions(within: Within) -> None:
