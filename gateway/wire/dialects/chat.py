@@ -116,7 +116,7 @@ class ChatDialect(ChoicesDialect):
         """Put the pieces of one choice together as a choice of a plain answer."""
         deltas, whole = ([obj(piece.get(key)) for piece in pieces] for key in ("delta", "message"))
         said = {key: _first(deltas, whole, key, join_pieces) for key in _PIECED}
-        calls = [value for it in deltas if (value := it.get("tool_calls"))] or [it.get("tool_calls") for it in whole]
+        calls: list[Any] = _first(deltas, whole, "tool_calls", list)
         return {
             "index": index,
             "finish_reason": earliest(pieces, "finish_reason"),

@@ -421,7 +421,9 @@ def _called(choice: _ChoicePieces | _ChoiceHead) -> int:
     if isinstance(choice, _ChoiceHead):
         said = choice.message or _MessageHead()
         return len(call_list(said.tool_calls)) + bool(obj(said.function_call))
-    calls = [it.tool_calls for it in choice.deltas if it.tool_calls] or [it.tool_calls for it in choice.messages]
+    calls = [it.tool_calls for it in choice.deltas if it.tool_calls] or [
+        it.tool_calls for it in choice.messages if it.tool_calls
+    ]
     functions = [it for it in (*choice.deltas, *choice.messages) if it.function_call.__class__ is dict]
     return len(folded_calls(calls)) + any(map(_function_call, functions))
 

@@ -182,7 +182,10 @@ class MessagesDialect(JsonPostDialect):
             if "error" in event:
                 answer = answer | {"error": event["error"]}
             if kind == "message_start":
-                answer |= {key: value for key, value in obj(event.get("message")).items() if value not in (None, "")}
+                said = obj(event.get("message"))
+                if not isinstance(said.get("content"), list):
+                    said = said | {"content": None}
+                answer |= {key: value for key, value in said.items() if value not in (None, "")}
                 answer["usage"] = _begun(answer.get("usage"))
             elif kind == "content_block_start":
                 places[len(blocks) if index is None else index] = len(blocks)

@@ -133,6 +133,7 @@ CHAT: dict[str, tuple[list[Any], list[str]]] = {
     "arguments before name and id": (called('0 - - {"x"', "0 a f :1}"), [F]),
     "objects in arguments": (called('0 a f {"x":', '0 - - {"x":1}', "0 - - }"), ['f({"x":{"x":1}})']),
     "no arguments": (called("0 a f -", "1 b g -"), ["f()", "g()"]),
+    "an empty object for calls": ([chunk({"tool_calls": {}, "content": "Hi"}, "stop", key="message")], ["text:Hi"]),
     "message for delta": (called('0 a f {"x":1}', key="message"), [F]),
     "a message behind deltas": (
         [chunk({"content": "a"}), chunk({"content": "b"}), chunk({"content": "ab"}, "stop", key="message")],
@@ -188,6 +189,7 @@ def json_delta(text: Any) -> Json:
 
 
 MESSAGES: dict[str, tuple[list[Any], list[str]]] = {
+    "begun again": ([*message(), {"type": "message_start", "message": {"content": 0}}], []),
     "pieces": (message(block(0, tool("f", input={}), json_delta('{"x"'), json_delta(":1}"))), [F]),
     "whole in the start": (message(block(0, tool("f", input={"x": 1}))), [F]),
     "both": (message(block(0, tool("f", input={"x": 0}), json_delta('{"x":1}'))), [F]),
