@@ -50,8 +50,11 @@ class SessionStream:
         self._waiting = deque[bytes]()
         self._most = 0
         """Most bytes to hold."""
-        self._came = self._taken = self._asked = 0
-        """Bytes that came, that the recorder's thread has taken, that had come when it was last asked to."""
+        self._came: int = 0
+        self._taken: int = 0
+        """Bytes that came, and those that the recorder's thread has taken."""
+        self._asked: int = 0
+        """Bytes that had come when it was last asked to."""
         self._at = 0.0
         """When it was last asked; monotonic seconds."""
         self._writing = self._is_written = self._lost = False
