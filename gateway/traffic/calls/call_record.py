@@ -189,12 +189,11 @@ class CallRecord:
         self.http_status: int | None = None
         self.trailers: Sequence[tuple[bytes, bytes]] = ()
         self.encoding: bytes | None = None
-        self.stream = self.truncated = False
+        self.status, self.stream, self.truncated = "open", False, False
         self.pieces: list[bytes] = []
         self.marks: list[int] = []
         self.response_bytes = self._size = 0
         self.first_byte_ns: int | None = None
-        self.status = "open"
         self.error: str | None = None
         self.end_ns: int | None = None
         self.versions: Mapping[str, str] = NOTHING
