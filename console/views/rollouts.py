@@ -324,12 +324,15 @@ def stats(figures: Stats) -> Group:
     tape = ", ".join(f"{clean(k)} {size(n) if k.endswith('bytes') else f'{n:,}'}" for k, n in figures.tape.items())
     lines = [f"Sums over {whole}. Calls of models and tools: {ended or 'none'}.", f"Tape: {tape}."]
     gaps = [Text(f"{pluralized(figures.gaps, 'call')} could not be recorded.", style="red")] if figures.gaps else []
+    what = f"Not in these sums: {pluralized(figures.told, 'call')} that only telemetry tells of, among the newest spans"
+    untold = [Text(f"{what}. `penstock rollouts` has their tokens.")] if figures.told else []
     tools_used = [tool_figures(figures.by_tool)] if figures.by_tool else []
     told = servers(figures.servers)
     return Group(
         Text(lines[0]),
         sums,
         *unpriced([figures.totals]),
+        *untold,
         *tools_used,
         *_rewards(figures.rewards),
         Text(lines[1]),

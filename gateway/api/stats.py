@@ -62,6 +62,7 @@ from penstock.gateway.model.rollout import (
 from penstock.gateway.model.span import Span, SpanStatus, refused
 from penstock.gateway.model.tools import ToolStats
 from penstock.gateway.reading.filters import Query, parse
+from penstock.gateway.reading.told_calls import ToldCalls
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.tokens import lacks_token_counts
 
@@ -241,8 +242,11 @@ async def gather(
     """Figures over the `most` newest spans; None for all, if `total` finds them in an index."""
     found = await asyncio.to_thread(total) if most is None and total is not None else None
     sums = await _counted(tape, NEWEST if most is None else most, prices) if found is None else _summed(found)
+    # Telemetry of agents is rare, and what is in it is read span by span.
+    told = await asyncio.to_thread(_told, tape, prices) if sums["by_kind"].get("otel") else 0
     return Stats(
         **sums,
+        told=told,
         tape=tape.figures(),
         cursor=tape.cursor(),
         gaps=metrics.recording_gaps,
@@ -251,6 +255,15 @@ async def gather(
             for (name,), waiting in metrics.mcp_waiting.items()
         },
     )
+
+
+def _told(tape: TapeSource, prices: Prices) -> int:
+    """Number of calls among the newest spans that only telemetry tells of."""
+    attempts = defaultdict[tuple[str, str], ToldCalls](ToldCalls)
+    for _, span in islice(tape.recent(), NEWEST):
+        if span.kind in ("llm", "otel"):
+            attempts[span.rollout, span.attempt].add(span)
+    return sum(one.totals(prices).told for one in attempts.values())
 
 
 def _summed(found: TotalResult) -> dict[str, Any]:

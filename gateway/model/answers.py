@@ -276,6 +276,9 @@ class Stats(Noun):
     """Counted calls of agents by how they ended."""
     by_kind: dict[SpanKind, int]
     """Counted spans by what happened."""
+    told: int = 0
+    """Calls of models that only telemetry tells of, among the newest 10,000 spans. They are in no sum here, but in
+    those of their rollouts."""
     by_tool: list[ToolStats] = Field(default_factory=list[ToolStats])
     """Runs of the tools of servers behind the gateway, the busiest first."""
     rewards: RewardStats

@@ -135,8 +135,8 @@ class TurnTrace(NamedTuple):
 
 def waiting_traces(view: TapeView) -> list[TurnTrace]:
     """The traces that wait."""
-    found = ((*key[1:].decode().split("\0"), body) for key, body in view.scan(DATABASE, b"t"))
-    return [TurnTrace(*one) for one in found]
+    found = ((key[1:].decode().partition("\0"), body) for key, body in view.scan(DATABASE, b"t"))
+    return [TurnTrace(session, turn, body) for (session, _, turn), body in found]
 
 
 def take_trace(tape: Transaction, trace: TurnTrace, spans: Iterable[SpanEntry]) -> list[SpanEntry]:

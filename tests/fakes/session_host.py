@@ -223,7 +223,7 @@ def trace_of(turn: Event) -> Event:
     """The trace of a turn, as a list of a session has it: a span of the agent, in it one of a call of its model."""
     used = {"gen_ai.operation.name": "chat", "gen_ai.response.id": "resp_1", "gen_ai.usage.input_tokens": "300"}
     at = {"startTimeUnixNano": "1790000001000000000", "endTimeUnixNano": "1790000009000000000"}
-    spans = [
+    spans: list[Event] = [
         {"traceId": "AB" * 16, "spanId": "01" * 8, "name": "agent", "kind": 1, "attributes": [], **at},
         {
             "traceId": "AB" * 16, "spanId": "02" * 8, "parentSpanId": "01" * 8, "name": "chat gpt-5.4-mini", "kind": 3,

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from penstock.gateway.model import span
-from penstock.gateway.model.base import CALLS, SpanKind
+from penstock.gateway.model.base import SpanKind
 from penstock.gateway.model.facts import (
     AMBIGUOUS,
     BACKGROUND,
@@ -28,7 +28,6 @@ from penstock.gateway.model.facts import (
 from penstock.gateway.model.known_secrets import NO_SECRETS, BodyContext
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.settings import LogSettings
-from penstock.gateway.model.span import span_id, trace_id
 from penstock.gateway.model.turn import Side
 from penstock.gateway.reading.turns import CUT, decode_body
 from penstock.gateway.tape import background_answers, hosted_sessions
@@ -46,6 +45,7 @@ from penstock.gateway.traffic.calls.answer_masking import (
     unencoded,
     without_tokens,
 )
+from penstock.gateway.traffic.calls.call_log import LOGGER, log_call
 from penstock.gateway.traffic.calls.call_request import (
     FIRST_ATTEMPT,
     NOTED,
@@ -55,7 +55,7 @@ from penstock.gateway.traffic.calls.call_request import (
     agent_facts,
     session_rollout,
 )
-from penstock.gateway.traffic.calls.session_stream import SessionStream
+from penstock.gateway.traffic.calls.session_stream import EventOperation, SessionStream
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.wire.dialects.base import EVENT_STREAM, Facts
 from penstock.gateway.wire.dialects.batches import batch_facts as batch_told
@@ -71,8 +71,7 @@ from penstock.gateway.wire.dialects.tokens import (
 )
 from penstock.gateway.wire.dialects.unread_content import Gaps, find_unread
 from penstock.gateway.wire.http.headers import header_fields
-from penstock.gateway.wire.http.log import moment
-from penstock.gateway.wire.http.redaction import Redactor, plain_text
+from penstock.gateway.wire.http.redaction import Redactor
 from penstock.gateway.wire.http.redaction import url as redact_url
 from penstock.gateway.wire.http.request import HttpRequest
 from penstock.gateway.wire.media_hashes import hash_media
@@ -84,6 +83,7 @@ _MANY = 64
 """Most chunks of one read that are kept as they are; more are joined: chunks of a byte each would take ten times the
 memory."""
 _CAME = BodyContext(answer=True)
+_LONGEST_ID = 200
 _BEGINNINGS = b"deir:\r\n\xef\0"
 """First bytes of streams of any format; no JSON begins with one."""
 ALWAYS_KEPT = 1 << 20
@@ -125,7 +125,6 @@ class CallRecord:
         "_limit",
         "_redactor",
         "_secrets",
-        "_session",
         "_size",
         "arm",
         "attributes",
@@ -186,16 +185,15 @@ class CallRecord:
         self.trace: tuple[str, str] | None = None
         """The caller's trace and span, if the body names them."""
         self.sent = self.response_head = b""
-        """The heads as they went upstream, and came."""
+        """The heads as they went upstream and came."""
         self.http_status: int | None = None
         self.trailers: Sequence[tuple[bytes, bytes]] = ()
         self.encoding: bytes | None = None
-        self.stream = self.truncated = False
+        self.status, self.stream, self.truncated = "open", False, False
         self.pieces: list[bytes] = []
         self.marks: list[int] = []
         self.response_bytes = self._size = 0
         self.first_byte_ns: int | None = None
-        self.status = "open"
         self.error: str | None = None
         self.end_ns: int | None = None
         self.versions: Mapping[str, str] = NOTHING
@@ -220,13 +218,10 @@ class CallRecord:
         self.pin: Callable[[Transaction, SpanEntry], None] | None = None
         """Like `settle`, also for an open span: writes pins of its rollout that the tape does not have yet."""
         self.session_stream: SessionStream | None = None
-        """The events that its answer brings while it runs, if it is a stream of a hosted agent's session."""
         self.follows = False
         """True if it concerns answers that are fetched by another call; set when it is recorded."""
         self._limit, self._held, self._redactor = limit, held, redactor
         self._secrets, self._agent_facts = NO_SECRETS, NOTHING
-        self._session = ""
-        """The id of the hosted session that its running stream is about, once that is told."""
         self._entry: SpanEntry | None = None
         self._encodings: tuple[bytes, ...] = ()
         """The content encodings that the client has named."""
@@ -451,7 +446,7 @@ class CallRecord:
         """Note the provider's id of a request whose answer has none: its own telemetry names that."""
         named = (value for name, value in header_fields(self.response_head) if name.lower() == b"request-id")
         if (value := next(named, None)) is not None:
-            entry.attributes = {**(entry.attributes or {}), REQUEST_ID: value.decode("latin-1")[:_LONGEST]}
+            entry.attributes = {**(entry.attributes or {}), REQUEST_ID: value.decode("latin-1")[:_LONGEST_ID]}
 
     def _look_for_answer(self, entry: SpanEntry, request: bytes, response: MaskedBody, facts: Facts) -> None:
         """Note that its answer is still to be fetched, or that it has fetched another call's, or a batch's."""
@@ -500,13 +495,13 @@ class CallRecord:
         self._entry = self._entry or self._opened()
         return self._secrets.for_call().body(events, BodyContext(self._response_type, answer=True))
 
-    def event_operation(self, events: bytes, now: float) -> Callable[[Transaction], None] | None:
+    def event_operation(self, stream: SessionStream, events: bytes, now: float) -> EventOperation | None:
         """See `SessionCall`."""
         entry, call, at_ns = self._entry, self.call, self.request.started_ns + int((now - self.request.started) * 1e9)
-        told = session_facts(call.dialect, call.path, events, True, at_ns, self._session)
+        told = session_facts(call.dialect, call.path, events, True, at_ns, stream.session)
         if entry is None or told is None:
             return None
-        self._session = told.session.partition("/")[2]
+        stream.session = told.session.partition("/")[2]
         by = SpanEntry(entry.rollout, entry.attempt, entry.origin, entry.mode, start_ns=entry.start_ns)
         by.upstream = None if self.pool is None else self.pool.name
         home = self._session_home(entry, told)
@@ -618,18 +613,12 @@ def _content_type(headers: Iterable[tuple[bytes, bytes]]) -> str:
     return ""
 
 
-# Writes a log line for each call that has ended (`[log] calls`): its outcome, and nothing of its content. Also counts
-# the keys of answers that were not read.
-#
-# Both happen on the recorder's thread, when the call has its place on the tape and its secrets are masked.
+# What is told of a recorded call, on the recorder's thread: a line of the log, and the keys of its answer that were not
+# read.
 
-LOGGER: Final = "penstock.calls"
-_LONGEST: Final = 200
-"""Most characters of a name that an agent has chosen."""
 _MOST_KEYS: Final = 100
 """Most paths of keys that are counted separately; all others are counted together."""
 OTHER: Final = "other"
-_calls_log = logging.getLogger(LOGGER)
 
 
 def call_logger(
@@ -638,7 +627,7 @@ def call_logger(
     """The function that is called with each recorded call. Lines of calls do not depend on the level of the log.
     `show`: shows a call on the terminal."""
     if log.calls:
-        _calls_log.setLevel(logging.INFO)
+        logging.getLogger(LOGGER).setLevel(logging.INFO)
 
     def told(entry: SpanEntry, recorded: bool) -> None:
         if entry.attributes and entry.status != "open" and (keys := entry.attributes.get(UNREAD)):
@@ -659,58 +648,3 @@ def count_unread(metrics: Metrics, dialect: str, keys: Iterable[str]) -> None:
         counts[dialect, key if known else OTHER] += 1
     # A new object, since the event loop may be iterating over the old one.
     metrics.unread = counts
-
-
-def log_call(entry: SpanEntry, recorded: bool) -> None:
-    """Write the line of a call that has ended; nothing for other spans or open calls. `recorded`: the tape has it."""
-    if entry.status != "open" and entry.kind in CALLS:
-        _calls_log.info("call %s", entry.status, extra={"fields": fields(entry, recorded)})
-
-
-def fields(entry: SpanEntry, recorded: bool) -> dict[str, Any]:
-    """The fields of the line, in order; unknown ones are left out."""
-    usage, end_ns = entry.usage, entry.end_ns or entry.start_ns
-    trace = entry.trace_id or trace_id(entry.rollout, entry.attempt)
-    found: dict[str, Any] = {
-        "event.start": moment(entry.start_ns / 1e9),
-        "penstock.rollout.id": entry.rollout,
-        "penstock.attempt.id": entry.attempt,
-        "penstock.span.sequence": entry.sequence or None,
-        "penstock.span.kind": entry.kind,
-        "penstock.span.status": entry.status,
-        "penstock.span.name": _short(entry.name),
-        "penstock.mode": entry.mode,
-        "gen_ai.agent.name": _short(entry.agent),
-        "gen_ai.request.model": _short(entry.model),
-        "gen_ai.response.model": _short(entry.model_served),
-        "penstock.dialect": entry.dialect,
-        "penstock.upstream": entry.upstream,
-        "http.response.status_code": entry.http_status,
-        "error.type": _short(entry.error),
-        "penstock.duration_ms": round((end_ns - entry.start_ns) / 1e6, 3),
-        "penstock.first_byte_ms": None if entry.first_byte_ns is None else round(entry.first_byte_ns / 1e6, 3),
-        "gen_ai.usage.input_tokens": None if usage is None else usage.input_tokens,
-        "gen_ai.usage.output_tokens": None if usage is None else usage.output_tokens,
-        "http.request.body.size": entry.request_bytes,
-        "http.response.body.size": entry.response_bytes,
-        "penstock.versions": entry.versions,
-        "penstock.arm": entry.arm,
-        "penstock.recorded": recorded,
-        "trace.id": trace,
-        "span.id": _span(entry, trace),
-    }
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _span(entry: SpanEntry, trace: str) -> str | None:
-    if entry.span_id is None and entry.sequence:
-        return span_id(trace, entry.rollout, entry.attempt, entry.sequence)
-    return entry.span_id
-
-
-def _short(name: str | None) -> str | None:
-    """A name with secrets masked, then cut, so that no part of a secret is left."""
-    if name is None:
-        return None
-    shown = plain_text(name)
-    return shown if len(shown) <= _LONGEST else shown[:_LONGEST] + "…"

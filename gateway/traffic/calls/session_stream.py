@@ -12,13 +12,14 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from penstock.gateway.reading.turns import stream_decoder
 from penstock.gateway.tape.store.transaction import QueuedOperation, Transaction
 
 _log = logging.getLogger("penstock.recorder")
 _INTERVAL_S: Final = 1.0
+EventOperation: TypeAlias = Callable[[Transaction], None]
 _BLANK: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
 
 
@@ -29,8 +30,9 @@ class SessionCall(Protocol):
         """The events without secrets."""
         ...
 
-    def event_operation(self, events: bytes, now: float) -> Callable[[Transaction], None] | None:
-        """The operation that writes what the events tell; None if they tell nothing. `now`: monotonic seconds."""
+    def event_operation(self, stream: SessionStream, events: bytes, now: float) -> EventOperation | None:
+        """The operation that writes what the events of a stream tell; None if they tell nothing. `now`: monotonic
+        seconds. Sets the `session` of the stream if that is told."""
         ...
 
 
@@ -39,7 +41,7 @@ class SessionStream:
 
     __slots__ = (
         "_asked", "_at", "_call", "_came", "_decode", "_encoding", "_events", "_is_written", "_lost", "_most",
-        "_operation", "_rest", "_taken", "_waiting", "_writing",
+        "_operation", "_rest", "_taken", "_waiting", "_writing", "session",
     )  # fmt: skip
     weight = 0
 
@@ -48,10 +50,15 @@ class SessionStream:
         self._call, self._encoding = call, encoding
         self._decode: Callable[[bytes], bytes] | None = None
         self._waiting = deque[bytes]()
+        self.session = ""
+        """The id of the session, once that is told."""
         self._most = 0
         """Most bytes to hold."""
-        self._came = self._taken = self._asked = 0
-        """Bytes that came, that the recorder's thread has taken, that had come when it was last asked to."""
+        self._came: int = 0
+        self._taken: int = 0
+        """Bytes that came, and those that the recorder's thread has taken."""
+        self._asked: int = 0
+        """Bytes that had come when it was last asked to."""
         self._at = 0.0
         """When it was last asked; monotonic seconds."""
         self._writing = self._is_written = self._lost = False
@@ -93,7 +100,7 @@ class SessionStream:
         """The operation that writes the events that came; None if they tell nothing."""
         self._operation, events = None, self.untaken()
         try:
-            made = self._call.event_operation(events, self._at) if events else None
+            made = self._call.event_operation(self, events, self._at) if events else None
         except Exception:
             _log.exception("events of a running stream could not be read")
             made, self._events = None, b""

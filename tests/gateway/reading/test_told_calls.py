@@ -9,11 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.console.views.rollouts import stats
 from penstock.gateway.api.pagination import RolloutCosts, summary
+from penstock.gateway.api.stats import gather
+from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.prices import Prices, TokenCounts
 from penstock.gateway.model.rollout import RolloutSummary, Totals
 from penstock.gateway.model.span import Span
 from penstock.gateway.reading.told_calls import ToldCalls, told_call
+from tests.fakes.goldens import text_of
 from tests.fakes.memory_tape import MemoryTape, call
 
 LLM = "openinference.span.kind"
@@ -87,6 +91,25 @@ def test_a_rollout_of_telemetry_alone_has_tokens_and_a_cost() -> None:
     tape.add(told(3, GENAI | COUNTS))
     again = listed(tape, costs)
     assert (again.totals.input_tokens, again.totals.told) == (200, 2)
+
+
+async def test_figures_say_what_only_telemetry_tells_of() -> None:
+    tape = MemoryTape()
+    tape.add(call(1))
+    figures = await gather(tape, None, Metrics(), Prices())
+    assert (figures.told, figures.totals.calls) == (0, 1)
+    for number, same in enumerate(({"gen_ai.response.id": "resp_2"}, {"gen_ai.response.id": "resp_3"}, {}), 2):
+        tape.add(told(number, GENAI | COUNTS | same))
+    figures = await gather(tape, None, Metrics(), Prices())
+    assert (figures.told, figures.totals.calls) == (2, 1)
+    shown = text_of(stats(figures))
+    assert "Not in these sums: 2 calls that only telemetry tells of" in shown
+
+
+def test_what_a_provider_tells_counts_nothing() -> None:
+    """Its session is recorded, by the ids of turns."""
+    provider = {"gen_ai.response.id": "resp_2", "otel.resource": {"service.name": "claude-platform"}}
+    assert totals_of(call(1), told(2, GENAI | COUNTS | provider)).told == 0
 
 
 def test_a_recorded_call_is_not_counted_again() -> None:

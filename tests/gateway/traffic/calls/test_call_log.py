@@ -22,7 +22,7 @@ from fakes.waiting import until
 from examples.demo.model import DemoAnswer
 from penstock.gateway.model.span import Usage
 from penstock.gateway.tape.store.records import SpanEntry
-from penstock.gateway.traffic.calls import call_record
+from penstock.gateway.traffic.calls import call_log
 
 OPERATIONS = ROOT / "docs" / "operations.md"
 LOG = '[log]\nformat = "json"\ncalls = true\n'
@@ -37,7 +37,7 @@ def lines(gateway: Gateway) -> list[dict[str, Any]]:
 
 
 def calls(gateway: Gateway) -> list[dict[str, Any]]:
-    return [line for line in lines(gateway) if line["log.logger"] == call_record.LOGGER]
+    return [line for line in lines(gateway) if line["log.logger"] == call_log.LOGGER]
 
 
 async def ask(http: aiohttp.ClientSession, gateway: Gateway, model: str = "gpt-5", **more: Any) -> int:
@@ -105,13 +105,13 @@ async def test_levels_leave_lines_out_but_not_those_of_calls_which_are_there_if_
         gateway = await start_gateway(log + rule + upstreams(openai=provider.openai_url))
         assert await ask(http, gateway) == 200
         assert await gateway.terminate() == 0
-        assert {line["log.level"] for line in lines(gateway) if line["log.logger"] != call_record.LOGGER} == seen
+        assert {line["log.level"] for line in lines(gateway) if line["log.logger"] != call_log.LOGGER} == seen
         assert len(calls(gateway)) == (asked_for == "true")
 
 
 def test_a_call_that_the_tape_did_not_take_says_so() -> None:
     entry = SpanEntry("r1", "a1", status="ok", start_ns=1, end_ns=2)
-    found = call_record.fields(entry, False)
+    found = call_log.fields(entry, False)
     assert found["penstock.recorded"] is False
     assert not {"span.id", "penstock.span.sequence"} & found.keys()
 
@@ -119,7 +119,7 @@ def test_a_call_that_the_tape_did_not_take_says_so() -> None:
 def test_a_name_with_the_shape_of_a_key_is_not_told() -> None:
     key = "sk-proj-0123456789abcdef"
     entry = SpanEntry("r1", "a1", name=f"n {key}", model=key, model_served=f"{'m' * 190} {key}", error=key)
-    found = call_record.fields(entry, True)
+    found = call_log.fields(entry, True)
     assert (found["penstock.span.name"], found["gen_ai.request.model"], found["error.type"]) == ("n ***", "***", "***")
     assert found["gen_ai.response.model"] == f"{'m' * 190} ***"
 
@@ -146,5 +146,5 @@ def test_the_page_names_what_lines_have() -> None:
     entry.first_byte_ns, entry.sequence, entry.versions, entry.arm = 1, 1, {"p": "v1"}, "x:candidate"
     entry.usage = Usage(input_tokens=1, output_tokens=1)
     of_every_line = ["@timestamp", "log.level", "log.logger", "message", "error.type", "error.message"]
-    of_calls = [name for name in call_record.fields(entry, True) if name != "error.type"]
+    of_calls = [name for name in call_log.fields(entry, True) if name != "error.type"]
     assert named == [*of_every_line, "error.stack_trace", *of_calls]

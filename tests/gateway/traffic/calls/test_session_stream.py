@@ -30,7 +30,7 @@ class Call:
     def hide_events(self, events: bytes) -> bytes:
         return events.replace(b"secret", b"******")
 
-    def event_operation(self, events: bytes, now: float) -> Callable[[Transaction], None]:
+    def event_operation(self, stream: SessionStream, events: bytes, now: float) -> Callable[[Transaction], None]:
         return lambda _: self.told.extend(one.data for one in _events(events))
 
 
