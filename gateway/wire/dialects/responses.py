@@ -132,6 +132,7 @@ class ItemHead(msgspec.Struct, gc=False):
     type: Any = None
     id: Any = None
     call_id: Any = None
+    action: Any = None
 
 
 class ResponseHead(ErrorFields, gc=False):
@@ -228,7 +229,7 @@ def stream_summary(body: bytes) -> tuple[ResponseHead, bool]:
             place = places.of(event.output_index, item.id, kind == ITEMS[0])
             before = items.setdefault(place, item)
             call_id = item.call_id if item.call_id or before.call_id is None else before.call_id
-            items[place] = ItemHead(item.type or before.type, item.id, call_id)
+            items[place] = ItemHead(item.type or before.type, item.id, call_id, item.action or before.action)
         else:
             ended = ended or kind in ENDS
     answer.error = error or answer.error
