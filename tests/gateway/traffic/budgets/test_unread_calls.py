@@ -40,7 +40,7 @@ UNREAD = (
     "/v1beta/interactions/i/more", "/v1beta/models/m:batchGenerateContent",
     "/openai/deployments/gpt/brand/new?api-version=2025-01-01",
     "/model/gpt-5/invoke", "/model/gpt-5/invoke-with-response-stream",
-    "/v1/projects/p/locations/l/publishers/meta/models/llama:rawPredict", "/async-invoke", "/anthropic/v1/complete",
+    "/v1/projects/p/locations/l/publishers/meta/models/llama:rawPredict", "/async-invoke",
     "/v1/projects/p/locations/l/endpoints/1:rawPredict", "/openai/mcp/chat/completions", "/anthropic/v1/responses",
     "/v1internal:generateCode", "//v1/chat/completions", "/v1/chat%2Fcompletions", "/v1/chat/completions/",
     "/v1/files/../x:generateContent",
