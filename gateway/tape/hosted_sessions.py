@@ -134,7 +134,7 @@ class TurnTrace(NamedTuple):
 
 
 def waiting_traces(view: TapeView) -> list[TurnTrace]:
-    """The traces that wait."""
+    """The traces of sessions that wait to be read."""
     found = ((key[1:].decode().partition("\0"), body) for key, body in view.scan(DATABASE, b"t"))
     return [TurnTrace(session, turn, body) for (session, _, turn), body in found]
 

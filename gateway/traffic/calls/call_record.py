@@ -491,12 +491,12 @@ class CallRecord:
         return entry.rollout, entry.attempt
 
     def hide_events(self, events: bytes) -> bytes:
-        """See `SessionCall`. The notes of what is masked are those of the whole answer."""
+        """See `StreamOwner`. The notes of what is masked are those of the whole answer."""
         self._entry = self._entry or self._opened()
         return self._secrets.for_call().body(events, BodyContext(self._response_type, answer=True))
 
     def event_operation(self, stream: SessionStream, events: bytes, now: float) -> EventOperation | None:
-        """See `SessionCall`."""
+        """The operation of a `StreamOwner` for these events."""
         entry, call, at_ns = self._entry, self.call, self.request.started_ns + int((now - self.request.started) * 1e9)
         told = session_facts(call.dialect, call.path, events, True, at_ns, stream.session)
         if entry is None or told is None:

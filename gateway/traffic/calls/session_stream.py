@@ -23,11 +23,11 @@ EventOperation: TypeAlias = Callable[[Transaction], None]
 _BLANK: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
 
 
-class SessionCall(Protocol):
+class StreamOwner(Protocol):
     """The call whose answer the stream is; its methods are called on the recorder's thread."""
 
     def hide_events(self, events: bytes) -> bytes:
-        """The events without secrets."""
+        """Return the events with secrets replaced by asterisks."""
         ...
 
     def event_operation(self, stream: SessionStream, events: bytes, now: float) -> EventOperation | None:
@@ -45,8 +45,8 @@ class SessionStream:
     )  # fmt: skip
     weight = 0
 
-    def __init__(self, call: SessionCall, encoding: bytes | None) -> None:
-        """`encoding`: its content encoding."""
+    def __init__(self, call: StreamOwner, encoding: bytes | None) -> None:
+        """`encoding`: the content encoding of the stream."""
         self._call, self._encoding = call, encoding
         self._decode: Callable[[bytes], bytes] | None = None
         self._waiting = deque[bytes]()

@@ -457,9 +457,9 @@ class ResponsesDialect(JsonPostDialect):
 
     def facts(self, request: bytes, response: bytes, stream: bool, asked: RequestFields | None = None) -> Facts:
         answer, ended = stream_summary(response) if stream else (_plain(response), True)
-        failed: Failure | None = "error_body" if _fails(answer) else None
-        if stream:
-            failed = "stream_error" if _fails(answer) else None if ended else "ended_early"
+        failed: Failure | None = None if ended else "ended_early"
+        if body_failure(answer) is not None or f"response.{answer.status}" in LOST:
+            failed = "stream_error" if stream else "error_body"
         return Facts(
             model=self.model(request, asked=asked),
             model_served=label(answer.model),
@@ -591,10 +591,6 @@ def _diagnostics(answer: ResponseHead) -> dict[str, Any]:
     removed = {reason for it in objs(answer.input_transformations) if (reason := label(it.get("reason")))}
     missed = label(obj(answer.prompt_cache_diagnostics).get("reason"))
     return ({REASONING_REMOVED: sorted(removed)} if removed else {}) | ({CACHE_MISS: missed} if missed else {})
-
-
-def _fails(answer: ResponseHead) -> bool:
-    return body_failure(answer) is not None or f"response.{answer.status}" in LOST
 
 
 def _finish(status: Any, details: Any) -> Any:
