@@ -77,6 +77,13 @@ def test_keys_of_browsers_are_masked_in_subprotocols_and_bodies(key: str) -> Non
     assert known.hide(f'{{"said": "{key}"}}'.encode()) == b'{"said": "%b"}' % (b"*" * len(key))
 
 
+@pytest.mark.parametrize("end", ["\n", "\\n"])
+def test_all_lines_of_a_private_key_are_masked(end: str) -> None:
+    lines = ["-----BEGIN RSA PRIVATE KEY-----", "MIIEow", "abcd", "-----END RSA PRIVATE KEY-----"]
+    assert redaction.plain_text(f"read {end.join(lines)}, then left") == "read ***, then left"
+    assert redaction.attributes({"said": end.join(lines[:3])}) == {"said": "***"}
+
+
 def test_headers_that_hold_urls_are_masked_as_urls() -> None:
     block = Redactor().block(
         [
