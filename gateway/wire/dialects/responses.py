@@ -132,6 +132,7 @@ class ItemHead(msgspec.Struct, gc=False):
     type: Any = None
     id: Any = None
     call_id: Any = None
+    action: Any = None
 
 
 class ResponseHead(ErrorFields, gc=False):
@@ -222,13 +223,13 @@ def stream_summary(body: bytes) -> tuple[ResponseHead, bool]:
             before = items.setdefault(place := places.of(index, known_as), ItemHead())
             if not before.type:
                 implied = (text(known_as) or "") if _MORE[kind].endswith("_call") else None
-                items[place] = ItemHead(_MORE[kind], None, before.call_id or implied)
+                items[place] = ItemHead(_MORE[kind], None, before.call_id or implied, before.action)
         elif kind in ITEMS:
             item = event.item or ItemHead()
             place = places.of(event.output_index, item.id, kind == ITEMS[0])
             before = items.setdefault(place, item)
             call_id = item.call_id if item.call_id or before.call_id is None else before.call_id
-            items[place] = ItemHead(item.type or before.type, item.id, call_id)
+            items[place] = ItemHead(item.type or before.type, item.id, call_id, item.action or before.action)
         else:
             ended = ended or kind in ENDS
     answer.error = error or answer.error
