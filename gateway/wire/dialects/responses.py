@@ -223,7 +223,7 @@ def stream_summary(body: bytes) -> tuple[ResponseHead, bool]:
             before = items.setdefault(place := places.of(index, known_as), ItemHead())
             if not before.type:
                 implied = (text(known_as) or "") if _MORE[kind].endswith("_call") else None
-                items[place] = ItemHead(_MORE[kind], None, before.call_id or implied)
+                items[place] = ItemHead(_MORE[kind], None, before.call_id or implied, before.action)
         elif kind in ITEMS:
             item = event.item or ItemHead()
             place = places.of(event.output_index, item.id, kind == ITEMS[0])
