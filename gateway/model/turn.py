@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, cast
 
 from pydantic import Field
 
@@ -118,7 +118,8 @@ class Turn(Noun):
         conversation."""
         thread = self.sampling.get("thread")
         names = [self.sampling.get(name) for name in ("previous_response_id", "previous_interaction_id")]
-        names.append(thread.get("previous_message_id") if isinstance(thread, dict) else None)
+        if isinstance(thread, dict):
+            names.append(cast("dict[str, Any]", thread).get("previous_message_id"))
         return next((name for name in names if isinstance(name, str)), None)
 
 
