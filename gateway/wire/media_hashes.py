@@ -7,7 +7,8 @@ never changed. Media are
 * a body whose content type is that of media, or which is no text;
 * in a form, a file of which the same holds; other files and fields are looked through;
 * in JSON, events of a stream and JSON lines: a text in base64 at a place of media (`_is_media`);
-* in any text, a `data:` URL in base64.
+* in any text, a `data:` URL in base64;
+* in JSON of more objects or values than are read, any text in base64.
 
 Vectors, signatures and encrypted reasoning are base64 too; they stay. Frames of AWS stay as they are.
 """
@@ -39,6 +40,8 @@ _URL: Final = re.compile(
 )
 _LONG: Final = re.compile(rb'"[A-Za-z0-9+/_\\-]{%d}' % LEAST)
 """The beginning of a JSON string that may be base64."""
+_WHOLE: Final = re.compile(rb'(?<=")[A-Za-z0-9+/_\\-]{%d,}+=*+(?:\Z|(?="\s*+(?!:)))' % LEAST)
+"""A JSON string that may be base64, without its quotes; no key."""
 _LINE: Final = re.compile(rb"[^\r\n]+")
 _DATA: Final = re.compile(rb"data: ?")
 _UNSAFE: Final = bytes.maketrans(b"-_", b"+/")
@@ -148,14 +151,26 @@ def _document(body: bytes, start: int, end: int) -> Iterator[_Place]:
     data = _DATA.match(body, start, end)
     start = start if data is None else data.end()
     text = body if end - start == len(body) else body[start:end]
+    if is_bulky(text):
+        # Nobody looks for the places in it, so any base64 may be media.
+        for one in sorted((*_strings(text), *_urls(text, 0, len(text)))):
+            yield _Place(one.start + start, one.end + start, one.hash)
+        return
     try:
-        found = [] if is_bulky(text) else walk(text)
+        found = walk(text)
     except BodyFormatError:
         found = []
     if not found:
-        return _urls(body, start, end)
-    places = (place for document in found for place in _members(text, document))
-    return (_Place(one.start + start, one.end + start, one.hash) for one in places)
+        yield from _urls(body, start, end)
+    for one in (place for document in found for place in _members(text, document)):
+        yield _Place(one.start + start, one.end + start, one.hash)
+
+
+def _strings(text: bytes) -> Iterator[_Place]:
+    """All base64 of a text that is no part of a longer string of JSON."""
+    for one in _WHOLE.finditer(text):
+        if (pieces := _decoded(one[0])) is not None:
+            yield _Place(*one.span(), _hash_of(pieces, ""))
 
 
 def _urls(body: bytes, start: int, end: int) -> Iterator[_Place]:

@@ -44,7 +44,7 @@ from penstock.gateway.wire.dialects.base import Dialect
 from penstock.gateway.wire.dialects.family import INSECURE, SUBPROTOCOL
 from penstock.gateway.wire.dialects.loose_json import RequestFields, detached_fields, loads, obj
 from penstock.gateway.wire.dialects.mcp import MCP, PREFIX
-from penstock.gateway.wire.dialects.request_body import is_form
+from penstock.gateway.wire.dialects.request_body import MULTIPART, is_form
 from penstock.gateway.wire.http.client_connection import ConnectionHints
 from penstock.gateway.wire.http.headers import CREDENTIALS
 from penstock.gateway.wire.http.redaction import url as redact_url
@@ -362,7 +362,7 @@ class Admission:
             _unpack(admitted, request)
         headers = {low: value for low, _, value in request.headers}
         if admitted.dialect is OPAQUE or admitted.dialect.media:
-            admitted.form = _form(headers)
+            admitted.form = _form(request.headers)
         admitted.baggage = _baggage(request)
         shown = self._verified(_credential(headers))
         admitted.key = shown.key or tunnel.key
@@ -516,7 +516,7 @@ def _decide(request: HttpRequest) -> HeadDecision:
     if dialect is OPAQUE:
         check_path(below)
     if dialect is OPAQUE or dialect.media:
-        form = _form(headers)
+        form = _form(request.headers)
     if address is not None and address.agent is None and not AGENT_HEADERS.isdisjoint(headers):
         address = replace(address, agent=agent_kind(headers))
     packed, credential = b"content-encoding" in headers, _credential(headers)
@@ -556,14 +556,16 @@ def complete_request(request: HttpRequest, call: CallRequest) -> CallRequest:
     call.body, call.baggage = request.body(), _baggage(request)
     _unpack(call, request)
     if call.dialect is OPAQUE or call.dialect.media:
-        call.form = _form({low: value for low, _, value in request.headers})
+        call.form = _form(request.headers)
     return call
 
 
-def _form(headers: Mapping[bytes, bytes]) -> str:
-    """The content type of a form; empty for any other body."""
-    content_type = headers.get(b"content-type", b"").decode("latin-1")
-    return content_type if is_form(content_type) else ""
+def _form(headers: Headers) -> str:
+    """The content type of a form; empty for any other body. Servers differ in which of several content types counts:
+    where one of them is a form's, this one has no boundary, so that nothing of the form is certain."""
+    types = {value.decode("latin-1") for low, _, value in headers if low == b"content-type"}
+    forms = [one for one in types if is_form(one)]
+    return "" if not forms else forms[0] if len(types) == 1 else MULTIPART
 
 
 def _unpack(call: CallRequest, request: HttpRequest) -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.gateway.wire.dialects.loose_json import MOST_OBJECTS
 from penstock.gateway.wire.dialects.parts import MediaHash
 from penstock.gateway.wire.media_hashes import hash_media
 
@@ -64,6 +65,15 @@ def test_other_base64_stays(kept: Any) -> None:
     made = hash_media(body)
     assert made.replaced == 0
     assert made.body is body
+
+
+def test_in_more_than_is_read_all_base64_is_hashed() -> None:
+    said = '{"x": "@", "audio": "data:audio/wav;base64,@", "@": "words", "pad": [' + ",".join(["{}"] * MOST_OBJECTS)
+    for end in ("]}", '], "data": "@"}', '], "data": "@'):
+        made = hash_media((said + "," + end).replace("@", TOLD).encode())
+        marks = f"{said.replace('audio/wav;base64,@', '@', 1)},{end}".replace("data:@", marked()).replace("@", marked())
+        assert made.body.decode() == marks.replace(f'"{marked()}": "words"', f'"{TOLD}": "words"')
+        assert made.replaced == 2 + end.count("@")
 
 
 def test_data_urls_are_hashed_wherever_they_stand() -> None:

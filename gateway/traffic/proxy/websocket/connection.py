@@ -162,6 +162,8 @@ _OF_A_RESPONSE: Final = (
 )
 STEER: Final = "response.steer"
 """Name of the event that records steering input."""
+MOST_OPEN: Final = 256
+"""Number of requests without the end of an answer at which nothing more is read from their client."""
 
 
 class WebSocketConnection(WebSocketChannel):
@@ -184,6 +186,8 @@ class WebSocketConnection(WebSocketChannel):
         """A request that is not sent yet; the client's later messages wait behind it."""
         self._asking = False
         """True while that request is being admitted."""
+        self._crowded = False
+        """True while as many requests are open as may be; the client's later messages wait."""
         self._lanes: LaneTable[WebSocketCall] = LaneTable(self._adopt)
         self.touched = monotonic()
         self._unkept = 0
@@ -212,15 +216,15 @@ class WebSocketConnection(WebSocketChannel):
         """Read from the client while its messages can be passed on."""
         if self.client.closing:
             return
-        if self._full or self._out.held > 2 * self._limit:
+        if self._full or self._crowded or self._out.held > 2 * self._limit:
             self.client.transport.pause_reading()
         else:
             self.client.transport.resume_reading()
 
     def _go_on(self) -> None:
-        while self._messages and self._waiting is None and not self._over:
+        while self._messages and self._waiting is None and not self._over and not self._crowded:
             self._look_at(self._messages.popleft())
-        if self._waiting is not None or self._over:
+        if self._messages or self._waiting is not None or self._over:
             return
         self._out.forward_rest()
         if (problem := self._out.reader.problem) is not None:
@@ -276,9 +280,14 @@ class WebSocketConnection(WebSocketChannel):
         self._look_further()
 
     def _look_further(self) -> None:
+        self._crowded = not self._has_room()
         if not self._asking:
             self._go_on()
             self._listen()
+
+    def _has_room(self) -> bool:
+        """True if another request of the client may be open."""
+        return self._lanes.count < MOST_OPEN
 
     def refusal(self, refusal: Refusal, call: object) -> bytes:
         spoken = family(self.context.dialect, self.context.admitted.path, self.context.request.headers)
@@ -348,6 +357,8 @@ class WebSocketConnection(WebSocketChannel):
                 self._unkept += 1
                 self.hold()
             response.put()
+        if self._crowded:
+            self._look_further()
         if (problem := self._in.reader.problem) is not None:
             self.close(UNREADABLE, f"the upstream's frames cannot be read: {problem}")
         self._leave_if_done()

@@ -369,6 +369,14 @@ class LaneTable(Generic[R]):
         return [place for line in self._lines.values() for place in line.places]
 
     @property
+    def count(self) -> int:
+        """Number of requests and of steering input that the server has to end or to use; it is the client that input
+        which is pending waits for."""
+        return sum(len(line.places) for line in self._lines.values()) + sum(
+            it.status != "pending" for it in self._steers
+        )
+
+    @property
     def busy(self) -> bool:
         """True if another event may still come."""
         return any(line.places for line in self._lines.values()) or any(it.status != "pending" for it in self._steers)

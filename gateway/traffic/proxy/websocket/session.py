@@ -30,11 +30,11 @@ from penstock.gateway.model.facts import SOCKET_SESSION, UNRELEASED
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import Transaction
 from penstock.gateway.traffic.budgets.operations import BudgetShortfall
-from penstock.gateway.traffic.budgets.service import Budgets
+from penstock.gateway.traffic.budgets.service import Budgets, Settlement
 from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.traffic.proxy.call_lifecycle import CallState
 from penstock.gateway.traffic.proxy.proxy_context import ProxyContext
-from penstock.gateway.traffic.proxy.websocket.connection import DATA, WebSocketConnection
+from penstock.gateway.traffic.proxy.websocket.connection import DATA, MOST_OPEN, WebSocketConnection
 from penstock.gateway.traffic.proxy.websocket.websocket_call import WebSocketCall, WebSocketContext, as_event
 from penstock.gateway.wire.dialects.loose_json import RequestFields
 from penstock.gateway.wire.dialects.websocket_messages import (
@@ -141,7 +141,16 @@ class SessionCall(WebSocketCall):
         """Give back what was reserved for a call that is none."""
         budgets.recorded(self.record, False)
 
+    def reserve_part(self) -> None:
+        """Reserve what a part of a session that cannot be divided may use, as its opening did for the first one: end
+        the session if there is no room."""
+        self.reserve(lambda _: None)
+        if isinstance(settle := self.record.settle, Settlement):
+            settle.opened = True
+
     def _refuse(self, refusal: Refusal) -> None:
+        if self.part and self.state < CallState.ENDING:
+            self._session.release_part(self)
         if CallState.SENT <= self.state < CallState.ENDING:
             self._fail(refusal)
         else:
@@ -212,7 +221,7 @@ class SessionConnection(WebSocketConnection):
         way: WebSocketContext,
         settle: Settle | None,
     ) -> None:
-        """`settle`: what a budget has reserved for a session that cannot be divided."""
+        """`settle`: what a budget has reserved for the first part of a session that cannot be divided."""
         super().__init__(shared, client, upstream, way)
         self._id = secrets.token_hex(8)
         self._model, self._transcriber = way.admitted.model, None
@@ -228,6 +237,8 @@ class SessionConnection(WebSocketConnection):
         """Ids of the newest answers that have ended."""
         self._rest = _Rest()
         self._settle = settle
+        self._counted = way.dialect.undivided
+        """True until the first part has begun, for which the opening has reserved."""
         self._open: SessionCall | None = self._begin_part(monotonic()) if way.dialect.undivided else None
         """The part that is under way; None where parts are made when they end."""
         self._ends: tuple[str, str | None] = ("ok", None)
@@ -266,6 +277,10 @@ class SessionConnection(WebSocketConnection):
         self.fill(call)
         self._out.forward(message)
         self._look_further()
+
+    def _has_room(self) -> bool:
+        # The next request ends those that were blamed.
+        return self._blames or len(self._asked) + len(self._responses) < MOST_OPEN
 
     def _end_blamed(self, after: SessionCall) -> None:
         """End the requests that have met an error without an id and have not begun: their client asks again. If such a
@@ -429,6 +444,9 @@ class SessionConnection(WebSocketConnection):
         call = SessionCall(self, self._shared, self._admit(b"", self._model), since=since)
         call.record.settle, self._settle = self._settle, None
         call.begin_part()
+        if self.context.dialect.undivided and not self._counted:
+            call.reserve_part()
+        self._counted = False
         return call
 
     def _end_part(self, status: str, error: str | None, last: bool = False) -> None:

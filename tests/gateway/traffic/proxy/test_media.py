@@ -261,6 +261,11 @@ async def test_a_form_without_a_certain_model_passes_no_budget(tmp_path: Path, h
         two = {"content-type": "multipart/form-data; boundary=b; boundary=c"}
         async with http.post(url, data=form, headers=two) as answer:
             assert answer.status == 403, await answer.text()
+        for other in ("application/json", "multipart/form-data; boundary=c"):
+            types = [("content-type", other), *kind.items()]
+            for headers in (types, types[::-1]):
+                async with http.post(url, data=form, headers=headers) as answer:
+                    assert answer.status == 403, await answer.text()
         url, kind = here.gateway.openai("r") + "/images/generations", {"content-type": URLENCODED}
         async with http.post(url, data=b'{"a": "&model=dall-e-2&n=1&", "n": 9}', headers=kind) as answer:
             assert answer.status == 403, await answer.text()

@@ -59,8 +59,8 @@ class Rig:
     engine: Upstream
     tape: Tape
 
-    async def post(self, path: str, body: bytes, content_type: str = "application/json") -> tuple[int, Any]:
-        headers = {"content-type": content_type}
+    async def post(self, path: str, body: bytes, *types: str) -> tuple[int, Any]:
+        headers = [("content-type", one) for one in types or ("application/json",)]
         async with self.tape.http.post(self.url + path, data=body, headers=headers) as answer:
             return answer.status, json.loads(await answer.read())
 
@@ -196,6 +196,9 @@ async def test_the_model_of_a_form_counts(rig: Rig) -> None:
     cut = b"--X" + MODEL + b"whisper-1"
     for body, kind in ((twice, X), (cut, X), (twice, "multipart/form-data"), (b"model=a&model=b", URLENCODED)):
         status, said = await rig.post("/v1/images/edits", body, kind)
+        assert (status, said["error"]["param"]) == (400, "model")
+    for types in ((X, "application/json"), ("application/json", X), (X, "multipart/form-data; boundary=Y")):
+        status, said = await rig.post("/v1/images/edits", FORMS["first"][0], *types)
         assert (status, said["error"]["param"]) == (400, "model")
     assert rig.first.log == []
     assert (await rig.post("/v1/files", b"--X" + FILE + b"\r\n--X--", "multipart/form-data; boundary=X"))[0] == 200

@@ -23,6 +23,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
 from penstock.gateway.model.facts import SOCKET_SESSION, UNATTRIBUTED, UNRELEASED
+from penstock.gateway.traffic.proxy.websocket.connection import MOST_OPEN
 
 USAGE: Json = {
     "total_tokens": 60, "input_tokens": 40, "output_tokens": 20,
@@ -246,6 +247,18 @@ async def test_a_long_session_is_kept_in_parts(rig: Rig) -> None:
         assert len(await rig.spans(2)) == 2, "before the session ends"
     spans = await rig.spans(3)
     assert b"".join([await rig.tape.raw(span, "request") for span in spans]) == b"".join(map(event, host.heard))
+
+
+async def test_requests_wait_while_very_many_are_unanswered(rig: Rig) -> None:
+    async with session(rig) as (client, host):
+        for _ in range(MOST_OPEN + 2):
+            await client.response.create()
+        _ = [await host.hear() for _ in range(MOST_OPEN)]
+        for id in ("r1", "r2"):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(host.hear(), 0.3)
+            await host.say(begun(id), done(id, message("one")))
+            assert (await host.hear())["type"] == "response.create"
 
 
 @pytest.mark.parametrize("rig", [{"budget": [budget(limit=1)]}], indirect=True)

@@ -22,6 +22,7 @@ from openai.lib.responses_websocket import (
     ResponsesWebSocketError,
     ResponsesWebSocketLimits,
 )
+from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, serve
 
 from penstock.gateway.model.facts import (
@@ -35,6 +36,7 @@ from penstock.gateway.model.facts import (
     WEBSOCKET,
 )
 from penstock.gateway.model.span import Span
+from penstock.gateway.traffic.proxy.websocket.connection import MOST_OPEN
 
 Json = dict[str, Any]
 LIMITS = ResponsesWebSocketLimits(
@@ -192,6 +194,20 @@ async def test_lanes_that_end_in_another_order(rig: Rig) -> None:
     ends = [span.end_ns or 0 for span in spans]
     assert ends[2] < ends[1] < ends[0]
     assert all((span.first_byte_ns or 0) < (span.end_ns or 0) - span.start_ns for span in spans)
+
+
+async def test_requests_wait_while_very_many_are_unanswered(rig: Rig) -> None:
+    async with connect(rig.url.replace("http", "ws") + "/rollout/r1/v1/responses", proxy=None) as client:
+        talk = Talk({}, await rig.accepted.get())
+        for at in range(MOST_OPEN + 2):
+            await client.send(json.dumps(CREATE | {"input": "x", "stream_id": f"lane-{at % 2}"}))
+        _ = [await talk.hear() for _ in range(MOST_OPEN)]
+        for id in ("r1", "r2"):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(talk.hear(), 0.3)
+            await talk.begin(id, "lane-0")
+            await talk.end(id, "one", "lane-0")
+            assert (await talk.hear())["type"] == "response.create"
 
 
 async def test_steering_makes_a_successor(rig: Rig) -> None:

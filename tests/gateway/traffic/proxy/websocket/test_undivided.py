@@ -28,6 +28,7 @@ from penstock.gateway.model.facts import SOCKET_SESSION
 from penstock.gateway.traffic.proxy.websocket.connection import ClientMessageForwarder, UpstreamMessageForwarder
 from penstock.gateway.traffic.proxy.websocket.session import PART_BYTES
 from penstock.gateway.wire.dialects.sse import events
+from penstock.gateway.wire.http.websocket import FAILED
 
 KEY = {"Authorization": "Bearer sk-not-real"}
 
@@ -107,23 +108,31 @@ async def test_a_budget_may_refuse_what_cannot_be_counted(rig: Rig) -> None:
 
 @pytest.mark.parametrize(
     "rig",
-    [{"budget": [budget(limit=2), budget(name="t", unit="tokens", limit=10**6, unknown="pass")]}],
+    [{"budget": [budget(limit=4), budget(name="t", unit="tokens", limit=10**6, unknown="pass")]}],
     indirect=True,
 )
-async def test_budgets_count_a_session_once_it_is_open(rig: Rig) -> None:
-    """In whichever order both sides speak, and however many spans it has."""
-    for speaks in (False, True):
-        async with open_session(rig) as client:
-            host = await rig.accepted.get()
-            for message in ("x" * PART_BYTES, "y" * PART_BYTES):
-                await client.send(message)
-                _ = await host.connection.recv()
-            if speaks:
-                await host.connection.send("hello")
-                _ = await client.recv()
-    _ = await rig.spans(5)
+async def test_budgets_count_each_part_of_a_session(rig: Rig) -> None:
+    """In whichever order both sides speak; without room for another part a session ends."""
+    async with open_session(rig) as client:
+        host = await rig.accepted.get()
+        for message in ("x" * PART_BYTES, "y" * PART_BYTES):
+            await client.send(message)
+            _ = await host.connection.recv()
+        await host.connection.send("hello")
+        _ = await client.recv()
+    _ = await rig.spans(3)
     calls, tokens = (await rig.tape.get("/api/budgets"))["budgets"]
-    assert (calls["used"], calls["unread"], tokens["unread"]) == (2, 2, 2)
+    assert (calls["used"], calls["unread"], tokens["unread"]) == (3, 3, 3)
+    async with open_session(rig) as client:
+        await client.send("x" * PART_BYTES)
+        await client.send("one more")
+        await client.wait_closed()
+        assert client.close_code == FAILED
+    spans = await rig.spans(5)
+    assert [(span.status, span.error) for span in spans[3:]] == [("ok", None), ("error", "budget")]
+    assert b"one more" in await rig.tape.raw(spans[4], "request")
+    calls, _ = (await rig.tape.get("/api/budgets"))["budgets"]
+    assert calls["used"] == 5  # The message that found no room has passed.
     with pytest.raises(InvalidStatus):
         async with open_session(rig):
             pass
