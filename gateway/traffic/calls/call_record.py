@@ -60,6 +60,7 @@ from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.wire.dialects.base import EVENT_STREAM, Facts
 from penstock.gateway.wire.dialects.batches import batch_facts as batch_told
 from penstock.gateway.wire.dialects.hosted import SessionFacts, session_facts
+from penstock.gateway.wire.dialects.realtime import GIVES_KEYS, given_keys
 from penstock.gateway.wire.dialects.responses import deferred_answer_name
 from penstock.gateway.wire.dialects.sse import distinct_events
 from penstock.gateway.wire.dialects.tokens import (
@@ -322,6 +323,8 @@ class CallRecord:
         if final:
             # In one piece: otherwise a batch of streams would hold all their chunks twice.
             self.pieces = [answer]
+            if self.call.dialect.unknown and GIVES_KEYS.fullmatch(self.call.path.partition("?")[0]):
+                secrets = self._secrets = secrets.with_values(given_keys(self.response())).for_call()
         sides: list[Side] = []
         if secrets.notes or self._encodings or self.encoding or self.sides:
             request, response, sides = self._kept(answer)
