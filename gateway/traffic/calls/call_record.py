@@ -475,7 +475,7 @@ class CallRecord:
 
     @property
     def _may_tell_sessions(self) -> bool:
-        """False for a host that the agent has named and that is not the API's: it may name another rollout's session."""
+        """False for a host that the agent has named and that is not the API's: it may tell of another's session."""
         return self.pool is not None and self.pool.speaks_for(self.call.dialect.family)
 
     def _take_session(self, entry: SpanEntry, response: bytes) -> None:
