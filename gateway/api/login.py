@@ -295,10 +295,12 @@ async def _decide(request: web.Request, control: Control) -> web.StreamResponse:
     if form.get("decision") != "allow":
         login.state = "denied"
         return _html(200, "The sign-in was refused. You can close this page.")
-    login.key = name
     asked = ActionRequest(why=f"{login.agent} at {login.peer or 'this machine'}")
     asked.set_key(name)
     await control.audit_log.record(asked, "sign_in", name)
+    if logins.find(typed) is not login:
+        return _html(404, "This sign-in was decided, or has expired, meanwhile.")
+    login.key = name
     return _html(200, f"Signed in with the key {name!r}. You can close this page and go back to your client.")
 
 

@@ -21,6 +21,7 @@ BudgetScope = Literal["all", "key", "agent", "rollout", "run", "arm"]
 BudgetUnit = Literal["calls", "tokens", "usd"]
 MOST_USD: Final = 10**9
 """Most US dollars of a budget: sums are counted in billionths of a dollar."""
+LEAST_USD: Final = 1e-9
 MONTH, TOTAL = "month", "total"
 """Windows that are not a length of time."""
 _SECOND: Final = 10**9
@@ -67,6 +68,8 @@ class Budget(Section):
             raise ValueError(f"limit: {self.limit:g} {self.unit} are no whole number")
         if self.unit == "usd" and self.limit > MOST_USD:
             raise ValueError(f"limit: {self.limit:g} is more than {MOST_USD} US dollars")
+        if self.unit == "usd" and self.limit < LEAST_USD:
+            raise ValueError(f"limit: {self.limit:g} is less than {LEAST_USD:g} US dollars")
         if self.per == "all" and self.only:
             raise ValueError('only: it names what has a budget of its own, and per = "all" gives that to none')
         return self

@@ -125,6 +125,7 @@ def test_a_misspelt_key_names_its_path_and_the_nearest(tmp_path: Path) -> None:
         ),
         ('port = "4747"\n', "port: '4747' is not a whole number: write it without quotes"),
         ("[[budget]]\nmodel = 'm'\n", "budget 1: name: it is missing"),
+        ("[[budget]]\nname = 'a'\nunit = 'usd'\nlimit = 4e-10\n", "limit: 4e-10 is less than 1e-09 US dollars"),
         ("[[budget]]\n[[budget]]\nname = 'team'\nlimit = 0\n", "budget 'team': limit: 0 is not more than 0"),
         ('names = ["a", "b c"]\n', "names 2: 'b c' is not the name of a host"),
         ("[mcp.servers.files]\ncommand = ['a', 1]\n", "mcp.servers.files.command 2: 1 is not text"),

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from hashlib import blake2b
@@ -47,7 +47,7 @@ WAITS_NS: Final = 3600 * 10**9
 MOST_WAITING: Final = 4096
 """Most spans that wait; beyond, the oldest are dropped."""
 LOOKUPS: Final = 32
-"""Most calls that are looked for at once: one that is not on the tape takes a search of all of it."""
+"""Most ids that are looked for at once: one that is not on the tape takes a search of all of it."""
 FIRST_S, LAST_S = 1.0, 60.0
 """Seconds until waiting spans are looked at again: twice as many each time."""
 _KEPT: Final = ("kind", "name", "status", "start_ns", "end_ns", "trace_id", "span_id", "parent_id", "agent", "error")
@@ -109,8 +109,10 @@ class ProviderSpans:
         return await asyncio.to_thread(self._placed, entries)
 
     def _placed(self, entries: Sequence[SpanEntry]) -> tuple[list[PlacedSpan], list[SpanEntry]]:
-        known = dict[str, Name | None]()
-        own = {id(entry): self._named(entry, known) for entry in entries}
+        ids = dict.fromkeys(it for entry in entries for it in _said(entry, semconv.RESPONSE_ID, semconv.REQUEST_ID))
+        found = self._tape.find_calls([*ids][:LOOKUPS])
+        calls = {id: (call.rollout, call.attempt) for id, call in found.items()}
+        own = {id(entry): self._named(entry, calls) for entry in entries}
         by_span = {entry.span_id: entry for entry in entries}
         traces = dict[str | None, set[Name]]()
         for entry in entries:
@@ -128,25 +130,15 @@ class ProviderSpans:
             waiting += [entry] if name is None else []
         return placed, waiting
 
-    def _named(self, entry: SpanEntry, known: dict[str, Name | None]) -> Name | None:
-        """The attempt that a span's own attributes name. `known`: those that were looked for."""
-        said = entry.attributes or {}
-        for attribute in (semconv.RESPONSE_ID, semconv.REQUEST_ID, semconv.SESSION_ID):
-            value = said.get(attribute)
-            if not isinstance(value, str) or not value:
-                continue
-            if value not in known and (attribute == semconv.SESSION_ID or len(known) < LOOKUPS):
-                known[value] = self._look(attribute, value)
-            if (name := known.get(value)) is not None:
+    def _named(self, entry: SpanEntry, calls: Mapping[str, Name]) -> Name | None:
+        """The attempt that a span's own attributes name. `calls`: those that were found, by id."""
+        for value in _said(entry, semconv.RESPONSE_ID, semconv.REQUEST_ID):
+            if (name := calls.get(value)) is not None:
                 return name
-        return None
-
-    def _look(self, attribute: str, value: str) -> Name | None:
-        if attribute == semconv.SESSION_ID:
+        for value in _said(entry, semconv.SESSION_ID):
             with self._tape.view() as view:
                 return session_home(view, f"anthropic/{value}")
-        found = self._tape.find_call(value)
-        return None if found is None else (found.rollout, found.attempt)
+        return None
 
     async def wait(self, entries: Sequence[SpanEntry]) -> None:
         """Let spans wait for their calls; raises `TapeError`."""
@@ -200,6 +192,12 @@ class ProviderSpans:
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
+
+
+def _said(entry: SpanEntry, *names: str) -> list[str]:
+    """The texts of these attributes, as far as it has them."""
+    said = entry.attributes or {}
+    return [value for name in names if isinstance(value := said.get(name), str) and value]
 
 
 def _spans_of(otlp: bytes) -> tuple[list[SpanEntry], int]:

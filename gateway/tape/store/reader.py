@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from penstock.gateway.model.answers import Change
 from penstock.gateway.model.base import CALLS, ID_PATTERN
@@ -331,29 +331,30 @@ class StoreReader:
 
     def find_response(self, response_id: str) -> Span | None:
         """Return the newest span whose response has this id; None when there is none."""
-        return self._newest(response_id, lambda span: span.response_id == response_id)
+        return self._newest([response_id], lambda span: (span.response_id,)).get(response_id)
 
-    def find_call(self, id: str) -> Span | None:
-        """Return the newest call whose response, or whose request at the provider, has this id; None when there is
-        none."""
+    def find_calls(self, ids: Collection[str]) -> dict[str, Span]:
+        """Return, by id, the newest calls whose responses, or whose requests at the provider, have these ids. It is one
+        search for all."""
         return self._newest(
-            id, lambda span: span.kind in CALLS and id in (span.response_id, own_attribute(span, REQUEST_ID))
+            ids, lambda span: (span.response_id, own_attribute(span, REQUEST_ID)) if span.kind in CALLS else ()
         )
 
-    def _newest(self, text: str, fits: Callable[[Span], bool]) -> Span | None:
-        """Return the newest span that fits, of those whose records hold a text; None when there is none. It searches
-        the log backwards, bytes before records: a recent one is found at once, one of a million spans ago in a
-        fraction of a second."""
-        wanted, before = text.encode(), None
-        while True:
+    def _newest(self, ids: Collection[str], ids_of: Callable[[Span], Collection[Any]]) -> dict[str, Span]:
+        """Return the newest spans with these ids, by id. It searches the log backwards, bytes before records: a recent
+        one is found at once, one of a million spans ago in a fraction of a second."""
+        left, before, newest = set(ids), None, dict[str, Span]()
+        while left:
             with self.view() as view:
-                found, before = view.log_segments_with(wanted, before, _SEGMENTS)
+                found, before = view.log_segments_with([one.encode() for one in left], before, _SEGMENTS)
                 spans = [span for change in found if (span := change.span) is not None]
             for span in spans:
-                if fits(span):
-                    return span
+                for name in left.intersection(ids_of(span)):
+                    newest[name] = span
+                    left.remove(name)
             if before is None:
-                return None
+                break
+        return newest
 
     def records(self, database: str, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Yield all records of a database by key, from `start` on, read in slices of one transaction each."""

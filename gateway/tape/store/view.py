@@ -357,8 +357,10 @@ class TapeView:
             first, last = keys.to_number(cursor.value()), keys.to_number(cursor.key()[len(prefix) :])
             return (first, last) if first <= at else None
 
-    def log_segments_with(self, text: bytes, before: bytes | None, most: int) -> tuple[list[Change], bytes | None]:
-        """Return (changes, newest first, of segments of the log that hold these bytes; the key to go on with, None at
+    def log_segments_with(
+        self, texts: Collection[bytes], before: bytes | None, most: int
+    ) -> tuple[list[Change], bytes | None]:
+        """Return (changes, newest first, whose records hold one of these texts; the key to go on with, None at
         the end).
 
         It examines up to `most` segments below `before`, or from the end.
@@ -370,10 +372,15 @@ class TapeView:
                 if not there:
                     return found, None
                 before = cursor.key()
-                if text in cursor.value():
+                segment = cursor.value()
+                if any(text in segment for text in texts):
                     with suppress(*DAMAGE_ERRORS):  # `changes` logs the damage
                         first, records = self.log_segment(keys.to_number(before))
-                        told = [self.change(first + at, record) for at, record in enumerate(records) if text in record]
+                        told = [
+                            self.change(first + at, record)
+                            for at, record in enumerate(records)
+                            if any(text in record for text in texts)
+                        ]
                         found += [change for change in reversed(told) if change is not None]
                 there = cursor.prev()
         return found, before

@@ -60,6 +60,7 @@ from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.wire.dialects.base import EVENT_STREAM, Facts
 from penstock.gateway.wire.dialects.batches import batch_facts as batch_told
 from penstock.gateway.wire.dialects.hosted import SessionFacts, session_facts
+from penstock.gateway.wire.dialects.realtime import GIVES_KEYS, given_keys
 from penstock.gateway.wire.dialects.responses import deferred_answer_name
 from penstock.gateway.wire.dialects.sse import distinct_events
 from penstock.gateway.wire.dialects.tokens import (
@@ -252,7 +253,7 @@ class CallRecord:
             self.first_byte_ns = elapsed
             if not self.stream and pieces[0][:1] in _BEGINNINGS:
                 self.stream = self.call.dialect.is_stream(False, self.plain, self.call.path, pieces[0])
-            if self.stream and self.call.dialect.tells_sessions:
+            if self.stream and self.call.dialect.tells_sessions and self._may_tell_sessions:
                 self.session_stream = SessionStream(self, self.encoding)
         size = len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
         self.response_bytes += size
@@ -322,6 +323,8 @@ class CallRecord:
         if final:
             # In one piece: otherwise a batch of streams would hold all their chunks twice.
             self.pieces = [answer]
+            if self.call.dialect.unknown and GIVES_KEYS.fullmatch(self.call.path.partition("?")[0]):
+                secrets = self._secrets = secrets.with_values(given_keys(self.response())).for_call()
         sides: list[Side] = []
         if secrets.notes or self._encodings or self.encoding or self.sides:
             request, response, sides = self._kept(answer)
@@ -461,13 +464,19 @@ class CallRecord:
             entry.deferred, entry.follow = name, partial(background_answers.record_deferred, correct=self.correct)
             entry.attributes = {**(entry.attributes or {}), BACKGROUND: name}
         elif self.call.dialect.tells_sessions:
-            self._take_session(entry, response.plain)
+            if self._may_tell_sessions:
+                self._take_session(entry, response.plain)
         elif self.call.dialect.unknown:
             told = batch_told(self.request.method, self.call.path, response.plain)
             if told is not None:
                 entry.batch = next((one.name for one in told.batches if one.made), None)
                 entry.follow = partial(batches.record_batches, told=told)
         self.follows = entry.follow is not None
+
+    @property
+    def _may_tell_sessions(self) -> bool:
+        """False for a host that the agent has named and that is not the API's: it may tell of another's session."""
+        return self.pool is not None and self.pool.speaks_for(self.call.dialect.family)
 
     def _take_session(self, entry: SpanEntry, response: bytes) -> None:
         """Note what its answer tells of a hosted agent's session."""

@@ -238,7 +238,8 @@ def agent_kind(headers: Mapping[bytes, bytes]) -> str | None:
     """The kind of sub-agent that headers name, as the name of an agent; None for the main agent."""
     kind = headers.get(_CODEX_KIND) or headers.get(_KIND)
     if kind:
-        return _label(kind)
+        label = _label(kind)
+        return label if label.strip(".") else SUBAGENT
     return SUBAGENT if _CLAUDE_AGENT in headers or _CODEX_PARENT in headers else None
 
 

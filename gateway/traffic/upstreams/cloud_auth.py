@@ -120,8 +120,9 @@ class UpstreamAuth(ABC):
     async def _prepare(self, body: bytes) -> str | None:
         while not self.credentials.valid:
             if (attempt := self.credentials.expected()) is None:
-                why = self.credentials.problem
-                raise GatewayFault(503, KIND, f"the gateway has no credentials for upstream {self._name!r}: {why}")
+                # The problem may name a file of this machine: that is for its owner.
+                message = f"the gateway has no credentials for upstream {self._name!r}: its log says why"
+                raise GatewayFault(503, KIND, message)
             await asyncio.wait([attempt])
         return await on_thread(lambda: hashlib.sha256(body).hexdigest()) if self.hashes(body) else None
 

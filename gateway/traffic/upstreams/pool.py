@@ -36,7 +36,7 @@ from penstock.gateway.model.toml import ConfigError
 from penstock.gateway.traffic.upstreams.cloud_auth import UpstreamAuth
 from penstock.gateway.traffic.upstreams.health import HealthState, UpstreamHealth
 from penstock.gateway.wire.dialects import FAMILIES
-from penstock.gateway.wire.dialects.family import KeyFilter, host_of
+from penstock.gateway.wire.dialects.family import Family, KeyFilter, host_of
 from penstock.gateway.wire.http.certificates import load_pair
 from penstock.gateway.wire.http.headers import RequestHeads
 from penstock.gateway.wire.http.request import Refusal, UpstreamFault
@@ -151,6 +151,10 @@ class ConnectionPool(Connector):
         self.concurrency_limit = ConcurrencyLimit(f"upstream {config.name!r}", most)
         self._idle: deque[UpstreamConnection] = deque()
         self.transport = make_transport(config)
+
+    def speaks_for(self, family: Family) -> bool:
+        """True if its answers are believed about what is at a family's servers."""
+        return True
 
     @property
     def running(self) -> int:

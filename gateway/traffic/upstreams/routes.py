@@ -263,6 +263,9 @@ class DirectPool(ConnectionPool):
     def target(self, path: str) -> str:
         return path
 
+    def speaks_for(self, family: Family) -> bool:
+        return family in self.serves
+
 
 class DirectHosts:
     """The known hosts with their pools."""

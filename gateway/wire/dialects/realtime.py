@@ -22,6 +22,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
+from penstock.gateway.model.known_secrets import may_be_secret
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message, Part, Turn
 from penstock.gateway.wire.dialects.base import STRING, Dialect, Facts, GenAiNames
@@ -55,6 +56,11 @@ _TRANSCRIPTION: Final = "conversation.item.input_audio_transcription."
 _TRANSCRIBED: Final = ("completed", "failed")
 """Ends of the types of a transcription's last event."""
 _ROUTE: Final = re.compile(r"(?:/openai)?(?:/v1)?/realtime")
+GIVES_KEYS: Final = re.compile(
+    r".*/realtime/(?:[a-z]+/)?(?:client_secrets|sessions|transcription_sessions)|.*/realtimeapi/sessions|.*/chatkit/sessions"
+)
+"""Matches the paths, without a query, whose answers give a key for the client of one session."""
+_GIVEN: Final = re.compile(rb'"(?:value|client_secret)"\s*:\s*"([^"\\]+)')
 _CONFLICT: Final = "conversation_already_has_active_response"
 _STATUS: Final = {"invalid_request_error": 400, "rate_limit_error": 429}
 _NON_SAMPLING: Final = frozenset(
@@ -66,6 +72,11 @@ _ACTIONS: Final = frozenset(
     {"response.cancel", "conversation.item.truncate", "conversation.item.delete", "output_audio_buffer.clear"}
 )
 """Types of messages that change what the conversation holds without adding to it."""
+
+
+def given_keys(answer: bytes) -> Iterator[bytes]:
+    """The keys in an answer of a path of `GIVES_KEYS`, also in one that was cut off: no JSON then."""
+    return filter(may_be_secret, _GIVEN.findall(answer))
 
 
 # -- messages, as they pass --------------------------------------------------------------------------------------------

@@ -39,15 +39,25 @@ _SECRET: Final = re.compile(
     r"|(session|sess|sid)(?=]*$))($|[^a-z0-9])"
 )
 _CREDENTIAL: Final = re.compile(
-    r"(.*-)?([a-z]*authorization|cookie2?|[a-z]*password|passwd|pwd|passphrase|passcode|[a-z]*secret|credentials?|creds|jwt|t?otp|client-assertion|saml-?response"
+    r"(.*-)?([a-z]*authorization(-code)?|cookie2?|cookies|[a-z]*password|passwd|pwd|passphrase|passcode|[a-z]*secret|credentials?|creds|jwt|t?otp|client-assertion|saml-?response"
     r"|((api|access|auth|private|secret|signing|encryption|master|account|subscription|virtual|ssh)-?keys?)"
-    r"|((api|access|auth|refresh|id|session|security|bearer|csrf|xsrf|bot|deploy|device|github|gitlab|oauth|hf)-?token))"
+    r"|((api|access|auth|refresh|id|session|security|bearer|csrf|xsrf|bot|deploy|device|github|gitlab|oauth|hf)-?token)"
+    r"|((access|auth|refresh|bearer|csrf|oauth)-?tokens))(-value)?"
 )
 """Matches the last part of an attribute's name, with hyphens between its words."""
 _SETTINGS: Final = re.compile(r"(.*-)?(connection-?string|dsn)")
 """Matches the last part of the name of an attribute whose value names credentials itself: `Server=h;Password=p`."""
 _TOKEN: Final = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9._~+/=-]{16,}")
 """Matches the value of an attribute that is only named `token`, if that is a credential and no token of a text."""
+_VARIABLE: Final = re.compile(
+    r"(?<![A-Za-z0-9_])([A-Z][A-Z0-9_]{2,64})=([\"']?)(?=[A-Za-z_.~+/=-]{0,99}[0-9])(?=[0-9_.~+/=-]{0,99}[A-Za-z])[A-Za-z0-9_.~+/=-]{8,}"
+)
+"""Matches a variable of an environment and its value in a text, if that is no word: `OPENAI_API_KEY=abc123def`."""
+_OPTION: Final = re.compile(r"--?(?!no-)([A-Za-z][A-Za-z0-9_.-]{0,64})")
+_GIVEN: Final = re.compile(r"((?:--?)?([A-Za-z][A-Za-z0-9_.-]{0,64})=)(.+)", re.DOTALL)
+"""Match an element of a list: an option, whose value follows as the next one, and a name with its value."""
+_TEXT_MEMBER: Final = re.compile(r'("([^"\\]{1,64})"\s{0,9}:\s{0,9}")((?:[^"\\]|\\.)+)')
+"""Matches a name and its text in JSON, but not in a text that stands in it."""
 _HEADERS: Final = re.compile(r"(?:http|rpc(?:\.[a-z_]+)?)\.(?:request|response)\.(?:header|metadata)\.(.+)", re.DOTALL)
 """Matches the name of an attribute that holds a header; the group is the header's name."""
 _NOT_WORDS: Final = re.compile(r"[^a-z0-9]+")
@@ -237,7 +247,24 @@ def _attribute(name: str, value: Any) -> Any:
         members = cast(dict[str, Any], value)
         whole = _attribute_kind(name) == "secret"
         return {own: _attribute(name if whole else own, item) for own, item in members.items()}
-    return [_attribute(name, item) for item in cast(list[Any], value)] if isinstance(value, list) else value
+    return _elements(name, cast(list[Any], value)) if isinstance(value, list) else value
+
+
+def _elements(name: str, items: list[Any]) -> list[Any]:
+    """Elements of a list, which may be the arguments of a command or an environment."""
+    made, option = list[Any](), ""
+    for item in items:
+        if not isinstance(item, str):
+            made.append(_attribute(name, item))
+        elif option and not item.startswith("-") and _is_credential(option, item):
+            made.append(_MASK)
+        elif (given := _GIVEN.fullmatch(item)) and _is_credential(given[2], given[3]):
+            made.append(given[1] + _MASK)
+        else:
+            made.append(_attribute(name, item))
+        found = _OPTION.fullmatch(item) if isinstance(item, str) else None
+        option = found[1] if found else ""
+    return made
 
 
 def _is_credential(name: str, value: str) -> bool:
@@ -260,6 +287,12 @@ def _said(value: str, settings: bool = False) -> str:
     """A text that may be a URL, with secrets masked: by shape, and in a URL also by name. `settings`: secret names may
     stand in it with their values."""
     value = _mask_stated(value) if settings else value
+    if "=" in value:
+        value = _VARIABLE.sub(
+            lambda it: f"{it[1]}={it[2]}{_MASK}" if _attribute_kind(it[1]) != "data" else it[0], value
+        )
+    if value.lstrip()[:1] in ("{", "["):
+        value = _TEXT_MEMBER.sub(lambda it: it[1] + _MASK if _is_credential(it[2], it[3]) else it[0], value)
     if _HINT.search(value.lower()) is None:
         return value
     if "://" in value:

@@ -18,6 +18,8 @@ from fakes.process import Gateway
 
 from penstock.gateway.api import login
 from penstock.gateway.api.login import ACCESS_S, CODE_S, MOST_PENDING, DeviceLogins, LoginError
+from penstock.gateway.model.base import ActionRequest
+from penstock.gateway.tape.store.audit_log import AuditLog
 from penstock.gateway.traffic.calls.admission import LOGIN_PREFIX, Auth, AuthError, key_hash, make_key
 
 DEVICE = "urn:ietf:params:oauth:grant-type:device_code"
@@ -105,6 +107,26 @@ async def test_a_client_signs_in_with_a_key_and_has_its_budget(tmp_path: Path, h
         kept = [path for path in gateway.data.rglob("*") if path.is_file()]
         assert not [path for path in kept if tokens["access_token"].encode() in path.read_bytes()]
         assert tokens["access_token"] not in gateway.log
+
+
+async def test_a_sign_in_is_on_the_audit_log_before_it_is_allowed(
+    tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, seen = AuditLog.record, list[Any]()
+
+    async def observed(self: AuditLog, said: ActionRequest, action: str, target: str) -> None:
+        asked = {"grant_type": DEVICE, "device_code": begun["device_code"]}
+        seen.append(await form(http, begun["token_endpoint"], **asked))
+        await record(self, said, action, target)
+        if len(seen) == 1:
+            seen.append(await decide(http, gateway, begun["user_code"]))
+
+    monkeypatch.setattr(AuditLog, "record", observed)
+    async with world(tmp_path, more=KEPT) as (gateway, _):
+        begun = await begin(http, gateway)
+        assert (await decide(http, gateway, begun["user_code"]))[0] == 404, "the second person was quicker"
+    assert seen[0] == (400, {"error": "authorization_pending"})
+    assert [status for status, _ in seen] == [400, 400, 200]
 
 
 async def test_a_used_up_budget_says_when_it_begins_anew(tmp_path: Path, http: aiohttp.ClientSession) -> None:

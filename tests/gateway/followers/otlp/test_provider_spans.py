@@ -13,6 +13,7 @@ from penstock.gateway.model.facts import REQUEST_ID
 from penstock.gateway.model.span import span_tree
 from penstock.gateway.tape.hosted_sessions import record_events
 from penstock.gateway.tape.store.records import SpanEntry
+from penstock.gateway.tape.store.view import TapeView
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.hosted import session_facts
 
@@ -102,6 +103,23 @@ async def test_spans_of_calls_that_never_come_hold_up_no_others(inlet: Inlet) ->
     await sent(inlet, *served("gen_ai.response.id", "msg_1"))
     await called(inlet, "r1", "msg_1")
     await until(lambda: _are(inlet, "r1"))
+
+
+async def test_the_calls_of_many_spans_are_one_search(inlet: Inlet, monkeypatch: pytest.MonkeyPatch) -> None:
+    search, texts = TapeView.log_segments_with, list[int]()
+
+    def counted(self: TapeView, wanted: list[bytes], *rest: Any) -> Any:
+        texts.append(len(wanted))
+        return search(self, wanted, *rest)
+
+    monkeypatch.setattr(TapeView, "log_segments_with", counted)
+    await called(inlet, "r1", "msg_3")
+    await sent(
+        inlet,
+        *(Made("anthropic.x", {"gen_ai.response.id": f"msg_{at}"}, CLAUDE, span=f"{at:016x}") for at in range(1, 9)),
+    )
+    assert texts[0] == 8
+    assert names(inlet.spans("r1")) == ["anthropic.x"]
 
 
 async def _are(inlet: Inlet, rollout: str) -> bool:

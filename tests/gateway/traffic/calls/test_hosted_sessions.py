@@ -26,13 +26,20 @@ from fakes.waiting import until
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from penstock.gateway.config import UpstreamSettings
 from penstock.gateway.model.span import Span, span_tree
 from penstock.gateway.tape.hosted_sessions import forget_rollout, record_events
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.traffic.calls.call_record import BufferUsage, CallRecord
+from penstock.gateway.traffic.calls.call_request import CallAddress, CallRequest
+from penstock.gateway.traffic.upstreams.pool import ConnectionPool
+from penstock.gateway.traffic.upstreams.routes import DirectPool
 from penstock.gateway.wire.dialects import by_name, find
 from penstock.gateway.wire.dialects.hosted import SessionDialect, session_facts
+from penstock.gateway.wire.http.redaction import Redactor
+from penstock.gateway.wire.http.request import HttpRequest
 
 HOME, KEY = "session-sesn_1", "sk-ant-api03-abcdefghijklmnopqrstuvwxyz0123456789"
 SPANS = {"llm": 5, "tool": 2, "event": 6}
@@ -564,3 +571,23 @@ async def test_workers_take_an_event_once(tmp_path: Path, http: aiohttp.ClientSe
             await gateway.restart()
             await asyncio.gather(*(read() for _ in range(4)))
             assert await here.spans() == before
+
+
+@pytest.mark.parametrize(
+    ("family", "direct", "taken"),
+    [("anthropic", True, True), ("openai", True, False), ("openai", False, True)],
+)
+def test_a_host_that_the_agent_names_tells_only_of_its_own_api(family: Any, direct: bool, taken: bool) -> None:
+    """Another could name the session of another rollout."""
+    request = HttpRequest()
+    request.method = "POST"
+    dialect, held = by_name("managed_sessions"), BufferUsage(1 << 20)
+    call = CallRequest(CallAddress("mine"), dialect, "/v1/sessions", b"{}")
+    record = CallRecord(call, request, Redactor(), 1 << 20, held)
+    upstream = UpstreamSettings(name="u", base_url="https://h.example", dialect=family)
+    record.pool = DirectPool(upstream, ()) if direct else ConnectionPool(upstream)
+    record.add_pieces([b'{"type": "session", "id": "sesn_of_another"}'], request.started)
+    record.status, record.end_ns, record.http_status = "ok", 1, 200
+    entry = record.entry(final=True)
+    assert entry is not None
+    assert (entry.follow is not None) == taken

@@ -151,6 +151,30 @@ async def test_a_call_that_still_runs_shows_none(rig: Rig) -> None:
         assert b" 200 " in await client.message()
 
 
+@pytest.mark.parametrize(
+    ("path", "form"),
+    [
+        ("/v1/realtime/client_secrets", '{"session":{"type":"realtime"},"value":"%s"}'),
+        ("/v1/realtime/sessions?a=1", '{"object": "realtime.session", "client_secret": {"value": "%s"}}'),
+        ("/v1/chatkit/sessions", '{"client_secret": "%s", "cut'),
+    ],
+)
+async def test_a_key_that_an_answer_gives(rig: Rig, path: str, form: str) -> None:
+    """The client gets it; the tape does not."""
+    given = (form % "ek_PLANTED-68af296e8e408191a1120ab6").encode()
+    packed = gzip.compress(given)
+    script = [request(), send(reply(200, given)), request(), send(reply(200, packed, [("Content-Encoding", "gzip")]))]
+    async with rig.upstream(script), rig.client() as client:
+        for body in (given, packed):
+            client.send(post(rig.path(path), b"{}", KEYS.items()))
+            assert body_of(await client.message()) == body
+    assert b"ek_PLANTED" not in await read_everything(rig, 2)
+    with Store(rig.base.data, readonly=True) as store:
+        kept = [store.exchange(span) for span in store.spans(rig.rollout)]
+    hidden = given.replace(b"ek_PLANTED-68af296e8e408191a1120ab6", b"*" * 35)
+    assert [one and one.response_body for one in kept] == [hidden, hidden]
+
+
 async def test_what_a_provider_repeats_before_its_answer(rig: Rig) -> None:
     hints = head("HTTP/1.1 103 Early Hints", [("Link", f"</a>; key={UPSTREAM_KEY}")])
     async with rig.upstream([request(), send(hints), send(reply(200, b"{}"))]), rig.client() as client:

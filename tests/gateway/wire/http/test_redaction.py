@@ -250,6 +250,9 @@ DATA = [
     ("k8s.secret.name", "openai"), ("auth.method", "bearer"), ("has_password", True), ("primaryKey", "customer_id"),
     ("code", "print(1)"), ("session.id", "0f6b6c52-9a37-4b5d-9f6e-2f1a8f0a7a11"), ("pin", "A7"), ("sort_key", "name"),
     ("http.request.header.x-ratelimit-remaining-tokens", ["99"]), ("url.full", "https://h/p?page=2"), ("pass", "yes"),
+    ("process.command_args", ["--no-password", "x", "--api-key", "--n=1", "--password-file", "/p", "--max-tokens=8"]),
+    ("env", "PATH=/usr/bin1:/b HF_TOKEN=$HF1 API_KEY=your-key-here MAX_TOKENS=4096k1234"), ("session_tokens", "120"),
+    ("body", '{"max_tokens": "10", "key": "user:12", "said": "{\\"password\\": \\"x\\"}"}'), ("a", ["id=1", "a=b"]),
     ("exception.message", "see https://h:8080/a and mail me@h"), ("llm.logit_bias", '{"50256": -100}'),
 ]
 CREDENTIALS = [
@@ -258,7 +261,7 @@ CREDENTIALS = [
     "clientSecret", "webhook.secret", "access_token", "refreshToken", "id_token", "aws.session_token", "set-cookie",
     "private_key", "aws_secret_access_key", "secretKey", "credentials", "x-auth-token", "bearer_token", "signing-key",
     "http.request.header.x-vendor-key", "http.response.header.set-cookie", "rpc.grpc.request.metadata.x-token",
-    "passphrase", "otp", "client_assertion",
+    "passphrase", "otp", "client_assertion", "authorization_code", "refresh_tokens", "cookies", "api_key_value",
     "github_token", "csrf-token", "http.request.header.authorization", "Ocp-Apim-Subscription-Key",
 ]
 # fmt: on
@@ -298,6 +301,20 @@ def test_a_secret_under_a_name_of_data_goes(secret: str, kept: tuple[str, Any], 
 )
 def test_passwords_of_urls_in_texts_go(text: str, wanted: str) -> None:
     assert redaction.plain_text(text) == redaction.attributes({"a": text})["a"] == wanted
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        ("PATH=/b OPENAI_API_KEY=abc123def GITHUB_TOKEN='0a1b2c3d4e'", "PATH=/b OPENAI_API_KEY=*** GITHUB_TOKEN='***'"),
+        (["run", "--api-key", "abc", "-v"], ["run", "--api-key", "***", "-v"]),
+        (["--password=a b", "DB_PASSWORD=x", "--n=1"], ["--password=***", "DB_PASSWORD=***", "--n=1"]),
+        ('{"Authorization": "Token a\\"bc", "n": "1"}', '{"Authorization": "***", "n": "1"}'),
+        ('[{"apiKey":"abc"}]', '[{"apiKey":"***"}]'),
+    ],
+)
+def test_credentials_in_environments_commands_and_json(value: Any, wanted: Any) -> None:
+    assert redaction.attributes({"a": value}) == {"a": wanted}
 
 
 def test_settings_of_connections_lose_their_keys() -> None:
