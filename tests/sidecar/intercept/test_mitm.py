@@ -169,7 +169,7 @@ async def only_call(rig: Rig, http: aiohttp.ClientSession) -> None:
 
 async def test_the_key_of_its_authority_is_gone_when_there_is_an_agent(rig: Rig) -> None:
     done = await rig.run(KEY)
-    assert (done.code, done.text, done.err) == (0, "[] True\n", "")
+    assert (done.code, done.text) == (0, "[] True\n")
 
 
 FIRST = """
@@ -323,5 +323,5 @@ async def test_what_it_cannot_do(rig: Rig, words: tuple[str, ...], code: int, sa
 
 async def test_the_sidecar_says_that_connections_get_to_it(rig: Rig) -> None:
     done = await rig.run("import urllib.request as r\nprint(r.urlopen('https://192.0.2.1/').read().decode())")
-    assert (done.code, done.err) == (0, "")
+    assert done.code == 0, done.err
     assert "r1" in done.text
