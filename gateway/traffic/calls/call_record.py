@@ -311,14 +311,14 @@ class CallRecord:
             self._secrets = self._secrets.for_call()
         secrets = self._secrets
         entry.versions, entry.arm, entry.pin = self.versions or None, self.arm, self.pin
-        entry.attributes = {**self._agent_facts, **self.attributes} or None
-        if self.texts or self.captured or entry.ambiguous:
-            prompts = {PROMPTS: self.texts} if self.texts else {}
-            captured = {CAPTURED: list(self.captured)} if self.captured else {}
-            entry.attributes = {
-                **self._agent_facts, **self.attributes, **prompts, **captured,
-                **({AMBIGUOUS: True} if entry.ambiguous else {}),
-            }  # fmt: skip
+        attributes = {**self._agent_facts, **self.attributes}
+        if self.texts:
+            attributes[PROMPTS] = self.texts
+        if self.captured:
+            attributes[CAPTURED] = list(self.captured)
+        if entry.ambiguous:
+            attributes[AMBIGUOUS] = True
+        entry.attributes = attributes or None
         answer = b"".join(self.pieces) if final else b""
         if final:
             # In one piece: otherwise a batch of streams would hold all their chunks twice.

@@ -16,7 +16,7 @@ import msgspec
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Turn
 from penstock.gateway.wire.dialects.base import Dialect, Facts, GenAiNames
-from penstock.gateway.wire.dialects.family import CODEASSIST, ErrorFields, Family, body_failure
+from penstock.gateway.wire.dialects.family import CODEASSIST, ErrorFields, body_failure
 from penstock.gateway.wire.dialects.gemini import GeminiDialect, GeminiSystemFields
 from penstock.gateway.wire.dialects.loose_json import Json, RequestFields, dumps, label, lenient, loads, obj, objs
 from penstock.gateway.wire.dialects.request_body import LARGE, ConversationItems, Path, member_json, skim
@@ -86,7 +86,6 @@ class CodeAssistDialect(GeminiDialect):
     name = "codeassist"
     peeks = True
     family = CODEASSIST
-    families: tuple[Family, ...] = ()
     request_fields: Callable[[bytes], RequestFields] = staticmethod(_request_fields)
     model = Dialect.model
 

@@ -19,7 +19,7 @@ import msgspec
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message, Part, Turn
 from penstock.gateway.wire.dialects.base import Dialect, Facts, GenAiNames
-from penstock.gateway.wire.dialects.family import GEMINI, VERTEX, Failure, Family
+from penstock.gateway.wire.dialects.family import GEMINI, Failure
 from penstock.gateway.wire.dialects.gemini import field, folded, items, message_of, parts_of, snake, tools_of
 from penstock.gateway.wire.dialects.loose_json import (
     UNREADABLE,
@@ -132,7 +132,6 @@ def _model(name: str | None) -> str | None:
 class GeminiLiveDialect(Dialect):
     name = "gemini_live"
     family = GEMINI
-    families: tuple[Family, ...] = (VERTEX,)
     answers = generates = uses_tokens = websocket = session = True
     error_events = peeks = False
     otel: GenAiNames | None = GenAiNames("generate_content", "gcp.gemini")
@@ -166,8 +165,7 @@ class GeminiLiveDialect(Dialect):
 
     def read(self, request: bytes, response: bytes, stream: bool) -> Turn:
         problems: list[str] = []
-        asked = _LiveRequest(chunks(request, unread := []))
-        problems += [it.replace("response", "request", 1) for it in unread]
+        asked = _LiveRequest(chunks(request, problems, "request"))
         said = _LiveAnswer(chunks(response, problems))
         setup, config = asked.setup, obj(field(asked.setup, "generationConfig"))
         sampling = config | {

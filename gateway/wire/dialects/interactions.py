@@ -23,7 +23,7 @@ import msgspec
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message, Part, Tool, Turn
 from penstock.gateway.wire.dialects.base import Facts, GenAiNames, JsonPostDialect
-from penstock.gateway.wire.dialects.family import GEMINI, VERTEX, ErrorFields, Failure, Family, body_failure
+from penstock.gateway.wire.dialects.family import GEMINI, ErrorFields, Failure, body_failure
 from penstock.gateway.wire.dialects.gemini import PREFIX, ROLES
 from penstock.gateway.wire.dialects.loose_json import (
     Json,
@@ -146,7 +146,6 @@ def _request_fields(request: bytes) -> RequestFields:
 class InteractionsDialect(JsonPostDialect):
     name = "interactions"
     family = GEMINI
-    families: tuple[Family, ...] = (VERTEX,)
     end_marker = _COMPLETED.encode()
     stateful = True
     non_sampling_fields: ClassVar[frozenset[str]] = frozenset(

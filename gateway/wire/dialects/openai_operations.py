@@ -11,7 +11,7 @@ import msgspec
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message, Part
 from penstock.gateway.wire.dialects.base import Facts, GenAiNames, JsonPostDialect, routes
-from penstock.gateway.wire.dialects.family import CHATGPT, OPENAI, ErrorFields, Family, body_failure
+from penstock.gateway.wire.dialects.family import OPENAI, ErrorFields, body_failure
 from penstock.gateway.wire.dialects.loose_json import Json, RequestFields, arr, dumps, label, lenient, objs
 from penstock.gateway.wire.dialects.opaque import OpaqueDialect
 from penstock.gateway.wire.dialects.parts import content_parts
@@ -105,7 +105,6 @@ class ModerationsDialect(JsonPostDialect):
 
     name = "moderations"
     family = OPENAI
-    families: tuple[Family, ...] = (CHATGPT,)
     answers = generates = uses_tokens = False
     routes: ClassVar[frozenset[str]] = routes("/moderations")
     non_sampling_fields: ClassVar[frozenset[str]] = frozenset({"input", "model"})
@@ -147,7 +146,7 @@ class ModerationsDialect(JsonPostDialect):
 
 # -- conversations: state that the provider keeps, from which it adds earlier items to a request for a response --------
 
-_PATH = re.compile(r"(?:/openai)?(?:/v1)?/conversations(?:/[^/]+(?:/items(?:/[^/]+)?)?)?")
+_PATH = re.compile(r"(?:/v1)?/conversations(?:/[^/]+(?:/items(?:/[^/]+)?)?)?")
 
 
 class _ConversationId(msgspec.Struct):

@@ -26,7 +26,7 @@ from penstock.gateway.model.known_secrets import may_be_secret
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message, Part, Turn
 from penstock.gateway.wire.dialects.base import STRING, Dialect, Facts, GenAiNames
-from penstock.gateway.wire.dialects.family import AZURE, CHATGPT, OPENAI, ErrorFields, Failure, Family
+from penstock.gateway.wire.dialects.family import OPENAI, ErrorFields, Failure
 from penstock.gateway.wire.dialects.loose_json import (
     UNREADABLE,
     Json,
@@ -55,7 +55,7 @@ CREATE, CREATED, DONE = "response.create", "response.created", "response.done"
 _TRANSCRIPTION: Final = "conversation.item.input_audio_transcription."
 _TRANSCRIBED: Final = ("completed", "failed")
 """Ends of the types of a transcription's last event."""
-_ROUTE: Final = re.compile(r"(?:/openai)?(?:/v1)?/realtime")
+_ROUTE: Final = re.compile(r"(?:/v1)?/realtime")
 GIVES_KEYS: Final = re.compile(
     r".*/realtime/(?:[a-z]+/)?(?:client_secrets|sessions|transcription_sessions)|.*/realtimeapi/sessions|.*/chatkit/sessions"
 )
@@ -261,7 +261,6 @@ def _finish(status: Any, details: Any) -> Any:
 class RealtimeDialect(Dialect):
     name = "realtime"
     family = OPENAI
-    families: tuple[Family, ...] = (CHATGPT, AZURE)
     answers = generates = uses_tokens = websocket = session = True
     peeks = False
     otel: GenAiNames | None = GenAiNames("chat", "openai")
@@ -298,8 +297,7 @@ class RealtimeDialect(Dialect):
 
     def read(self, request: bytes, response: bytes, stream: bool) -> Turn:
         problems: list[str] = []
-        asked = _RealtimeRequest(chunks(request, unread := []))
-        problems += [it.replace("response", "request", 1) for it in unread]
+        asked = _RealtimeRequest(chunks(request, problems, "request"))
         events = list(chunks(response, problems))
         sessions = (obj(it.get("session")) for it in events if str(it.get("type")).startswith("session."))
         known = next((it for it in reversed(list(sessions)) if it), Json())
@@ -413,7 +411,7 @@ def _choices(answer: Json) -> list[Choice]:
 
 # -- Live --------------------------------------------------------------------------------------------------------------
 
-_LIVE_ROUTE: Final = re.compile(r"(?:/openai)?(?:/v1)?/live(?:/.*)?")
+_LIVE_ROUTE: Final = re.compile(r"(?:/v1)?/live(?:/.*)?")
 _SPOKEN: Final = {"session.input_transcript.delta": "user", "session.output_transcript.delta": "assistant"}
 _ADDED: Final = {"session.instructions.append": "developer", "session.thinking.append": "developer"}
 
@@ -429,8 +427,7 @@ class LiveDialect(SocketDialect):
     def read(self, request: bytes, response: bytes, stream: bool) -> Turn:
         """The instructions, and what both sides said, each as one text: nothing tells where a turn ends."""
         problems: list[str] = []
-        sent = list(chunks(request, unread := []))
-        problems += [it.replace("response", "request", 1) for it in unread]
+        sent = list(chunks(request, problems, "request"))
         said = {"user": "", "assistant": ""}
         error: str | None = None
         for event in chunks(response, problems):

@@ -120,8 +120,9 @@ def events(body: bytes) -> Iterator[ServerSentEvent]:
         yield from parser.feed(body[start : start + BLOCK])
 
 
-def chunks(body: bytes, problems: list[str]) -> Iterator[Json]:
-    """The JSON objects of a stream. An error event gets the same shape however it was sent: an object with `error`."""
+def chunks(body: bytes, problems: list[str], side: str = "response") -> Iterator[Json]:
+    """The JSON objects of a stream. An error event gets the same shape however it was sent: an object with `error`.
+    `side`: the body's name in problems."""
     unreadable = 0
     for number, event in enumerate(events(body), 1):
         value = loads(event.data)
@@ -136,9 +137,9 @@ def chunks(body: bytes, problems: list[str]) -> Iterator[Json]:
         elif value != {} and event.data.strip() != "[DONE]":
             unreadable += 1
             if unreadable <= MOST_PROBLEMS:
-                problems.append(f"response: event {number} is not a readable JSON object")
+                problems.append(f"{side}: event {number} is not a readable JSON object")
     if unreadable > MOST_PROBLEMS:
-        problems.append(f"response: {unreadable - MOST_PROBLEMS:,} more events are no readable JSON objects")
+        problems.append(f"{side}: {unreadable - MOST_PROBLEMS:,} more events are no readable JSON objects")
 
 
 def first_data(body: bytes, count: int) -> list[bytes]:
