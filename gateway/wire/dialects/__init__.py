@@ -48,6 +48,7 @@ from penstock.gateway.wire.dialects.responses import ID, ResponsesDialect, Retri
 
 Headers: TypeAlias = Iterable[tuple[bytes, bytes, bytes]]
 OPAQUE: Dialect = OpaqueDialect()
+_SOCKET: Final = SocketDialect()
 DIALECTS: tuple[Dialect, ...] = (
     ChatDialect(),
     MessagesDialect(),
@@ -87,7 +88,7 @@ DIALECTS: tuple[Dialect, ...] = (
     RealtimeDialect(),
     GeminiLiveDialect(),
     LiveDialect(),
-    SocketDialect(),
+    _SOCKET,
     OPAQUE,
 )
 _IN_PATH: Final = {it.name: in_path(it) for it in DIALECTS if it.family in (OPENAI, ANTHROPIC) and not it.unknown}
@@ -106,9 +107,9 @@ def find(method: str, path: str) -> Dialect:
     if (cloud := cloud_path(path)) is None:
         return next(dialect for dialect in DIALECTS if dialect.matches(method, path))
     found = next(dialect for dialect in DIALECTS if dialect.matches(method, cloud.path))
-    if found.family is not cloud.api:
-        return OPAQUE
-    return found if cloud.model is None else _IN_PATH.get(found.name, OPAQUE)
+    if found.family is cloud.api and (known := found if cloud.model is None else _IN_PATH.get(found.name)) is not None:
+        return known
+    return _SOCKET if method == "WEBSOCKET" else OPAQUE
 
 
 class _DialectsByName(dict[str, Dialect]):

@@ -66,6 +66,11 @@ def test_routes(base: str, name: str) -> None:
     assert [find(method, base + path).name for method, path in calls] == [name] * len(calls)
 
 
+@pytest.mark.parametrize("path", ["/anthropic/v1/ws", "/anthropic/v1/responses", "/openai/deployments/d/ws"])
+def test_unknown_calls_of_clouds(path: str) -> None:
+    assert [find(method, path).name for method in ("WEBSOCKET", "POST")] == ["websocket", "opaque"]
+
+
 def test_families_and_names() -> None:
     anthropic = {dialect.name for dialect in DIALECTS if dialect.family is ANTHROPIC}
     assert anthropic == {
