@@ -65,7 +65,7 @@ def _opened(request: bytes) -> tuple[Any, bytes]:
 def _request_fields(request: bytes) -> RequestFields:
     one = _fields(request)
     found = one.request or RequestFields()
-    found.model = one.model or found.model
+    found.model = one.model
     return found
 
 

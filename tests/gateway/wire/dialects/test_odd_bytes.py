@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fakes.event_stream import event, frame
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.gateway.model.turn import Turn
@@ -76,6 +76,7 @@ def survives(dialect: Dialect, request: bytes, response: bytes, streamed: bool) 
 
 @pytest.mark.parametrize("name", [dialect.name for dialect in DIALECTS])
 @given(request=BODIES, plain=BODIES, stream=STREAMS)
+@example(request=b'{"model":false,"request":{"model":"m"}}', plain=b"", stream=b"")
 def test_anything(name: str, request: bytes, plain: bytes, stream: bytes) -> None:
     survives(by_name(name), request, plain, False)
     survives(by_name(name), request, stream, True)
