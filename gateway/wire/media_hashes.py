@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from penstock.gateway.wire.dialects.base import EVENT_STREAM
 from penstock.gateway.wire.dialects.json_scan import BodyFormatError, JsonNode, Path, plain, walk
-from penstock.gateway.wire.dialects.loose_json import is_bulky
+from penstock.gateway.wire.dialects.loose_json import is_bulky, is_text
 from penstock.gateway.wire.dialects.parts import MEDIA, MediaHash, media_type
 from penstock.gateway.wire.dialects.request_body import MULTIPART, form_fields
 from penstock.gateway.wire.dialects.sse import begins_event_stream
@@ -74,7 +74,7 @@ def hash_media(body: bytes, content_type: str = "application/json") -> HashedBod
     kind = content_type.partition(";")[0].strip().lower()
     if len(body) < LEAST or kind == _AWS:
         return HashedBody(body, 0)
-    if _MEDIA_TYPE.match(kind) is not None or (kind in _UNTOLD and not _is_text(body)):
+    if _MEDIA_TYPE.match(kind) is not None or (kind in _UNTOLD and not is_text(body)):
         return HashedBody(_hash_of([body], kind), 1)
     places = _files(body, content_type) if kind == MULTIPART else _texts(body, kind)
     return _replaced(body, places)
@@ -92,16 +92,6 @@ def _replaced(body: bytes, places: Iterable[_Place]) -> HashedBody:
         pieces += (view[done : one.start], one.hash)
         done, count = one.end, count + 1
     return HashedBody(b"".join([*pieces, view[done:]]), count) if count else HashedBody(body, 0)
-
-
-def _is_text(body: bytes) -> bool:
-    if b"\0" in body:
-        return False
-    try:
-        _ = body.decode()
-    except UnicodeDecodeError as error:
-        return error.reason == "unexpected end of data" and error.start >= len(body) - 3
-    return True
 
 
 def _hash_of(pieces: Iterable[bytes], kind: str) -> bytes:
@@ -125,12 +115,12 @@ def _files(body: bytes, content_type: str) -> Iterator[_Place]:
             said, at = body[one.start : one.end], one.end
             if len(said) < LEAST:
                 continue
-            if _MEDIA_TYPE.match(one.kind) is not None or not _is_text(said):
+            if _MEDIA_TYPE.match(one.kind) is not None or not is_text(said):
                 yield _Place(one.start, one.end, _hash_of([said], one.kind))
             else:
                 yield from (_Place(it.start + one.start, it.end + one.start, it.hash) for it in _texts(said, one.kind))
     except ValueError:
-        if not _is_text(body[at:]):
+        if not is_text(body[at:]):
             yield _Place(at, len(body), _hash_of([body[at:]], ""))
 
 

@@ -157,13 +157,13 @@ class Auth:
             raise ValueError("expires_s must be positive")
         expiry = 0 if expires_s is None else int(time.time() if now is None else now) + expires_s
         payload = EXPIRY.pack(expiry) + rollout.encode()
-        return TOKEN_PREFIX + base64.urlsafe_b64encode(payload + self._sign(payload)).decode().rstrip("=")
+        return TOKEN_PREFIX + base64.urlsafe_b64encode(payload + _sign(self._mac, payload)).decode().rstrip("=")
 
     def rollout_of(self, token: str, now: float) -> str:
         """The rollout that a token opens; raises `AuthError`. `now`: seconds since the epoch."""
         blob = _decode(token)
         payload, signature = blob[:-32], blob[-32:]
-        if len(payload) <= EXPIRY.size or not hmac.compare_digest(signature, self._sign(payload)):
+        if len(payload) <= EXPIRY.size or not hmac.compare_digest(signature, _sign(self._mac, payload)):
             raise AuthError("the agent token is not one of this gateway's")
         (expiry,) = EXPIRY.unpack(payload[: EXPIRY.size])
         if expiry and now >= expiry:
@@ -219,14 +219,14 @@ class Auth:
         """Return a token that stands for the key for calls of this name; raises `AuthError` if there is none. `now`:
         seconds since the epoch."""
         payload = EXPIRY.pack(int(now) + expires_s) + kind[:1].encode() + self._short_hash(name) + name.encode()
-        return LOGIN_PREFIX + base64.urlsafe_b64encode(payload + self._sign_login(payload)).decode().rstrip("=")
+        return LOGIN_PREFIX + base64.urlsafe_b64encode(payload + _sign(self._login_mac, payload)).decode().rstrip("=")
 
     def login_key(self, token: str, kind: LoginKind, now: float) -> str:
         """The name of the key that a login token stands for; raises `AuthError`."""
         blob = _blob(token.removeprefix(LOGIN_PREFIX)) if token.startswith(LOGIN_PREFIX) else b""
         payload, signature = blob[:-32], blob[-32:]
         at = EXPIRY.size + 1
-        if len(payload) <= at + _HASH_BYTES or not hmac.compare_digest(signature, self._sign_login(payload)):
+        if len(payload) <= at + _HASH_BYTES or not hmac.compare_digest(signature, _sign(self._login_mac, payload)):
             raise AuthError("the login token is not one of this gateway's")
         if payload[at - 1 : at] != kind[:1].encode():
             raise AuthError(f"the login token is no {kind} token")
@@ -243,15 +243,11 @@ class Auth:
             raise AuthError(f"there is no key {name!r} any more")
         return bytes.fromhex(hashed)[:_HASH_BYTES]
 
-    def _sign_login(self, payload: bytes) -> bytes:
-        mac = self._login_mac.copy()
-        mac.update(payload)
-        return mac.digest()
 
-    def _sign(self, payload: bytes) -> bytes:
-        mac = self._mac.copy()
-        mac.update(payload)
-        return mac.digest()
+def _sign(mac: hmac.HMAC, payload: bytes) -> bytes:
+    mac = mac.copy()
+    mac.update(payload)
+    return mac.digest()
 
 
 def credentials(headers: Mapping[str, str]) -> Iterator[str]:

@@ -80,6 +80,17 @@ _RAW = frozenset(name for name, kind in RequestFields.__annotations__.items() if
 _members = attrgetter(*RequestFields.__struct_fields__)
 
 
+def is_text(body: bytes) -> bool:
+    """True for UTF-8 without NUL. A character that was cut off at the end is no error."""
+    if b"\0" in body:
+        return False
+    try:
+        _ = body.decode()
+    except UnicodeDecodeError as error:
+        return error.reason == "unexpected end of data" and error.start >= len(body) - 3
+    return True
+
+
 def is_bulky(body: bytes | str) -> bool:
     """True if a body may hold more objects or values than are read. Commas and brackets in texts count as well."""
     if len(body) <= MOST_OBJECTS:

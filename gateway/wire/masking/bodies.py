@@ -33,7 +33,7 @@ from penstock.gateway.wire.dialects.json_scan import (
     plain,
     walk,
 )
-from penstock.gateway.wire.dialects.loose_json import replace_surrogate_bytes
+from penstock.gateway.wire.dialects.loose_json import is_text, replace_surrogate_bytes
 from penstock.gateway.wire.dialects.request_body import MULTIPART, form_fields
 from penstock.gateway.wire.dialects.sse import begins_event_stream
 from penstock.gateway.wire.masking.streams import (
@@ -163,14 +163,7 @@ def _kind(about: BodyContext) -> str:
 
 def _is_text(body: bytes, about: BodyContext) -> bool:
     charset = _CHARSET.search(about.content_type.lower())
-    if b"\0" in body or (charset is not None and charset[1] not in _READ):
-        return False
-    try:
-        _ = body.decode()
-    except UnicodeDecodeError as error:
-        # A character that was cut off at the end is no error.
-        return error.reason == "unexpected end of data" and error.start >= len(body) - 3
-    return True
+    return (charset is None or charset[1] in _READ) and is_text(body)
 
 
 def _json(root: BodyText, looking: BodySearch, about: BodyContext, kind: str) -> None:
