@@ -307,11 +307,13 @@ class LaneTable(Generic[R]):
             return
         if event.kind is ServerMessageKind.FAILED:
             yield self._drop(steer, heard)
-        else:
-            steer.status, steer.id = (
-                "accepted" if event.kind is ServerMessageKind.ACCEPTED else "pending",
-                event.steer or steer.id,
-            )
+            return
+        steer.status, steer.id = "accepted", event.steer or steer.id
+        if event.kind is ServerMessageKind.PENDING:
+            # The response waits for results of tools, and so does all input that the server has accepted for it.
+            for it in steers:
+                if it.target == steer.target and it.status == "accepted":
+                    it.status = "pending"
 
     def _drop(self, steer: SteeringInput[R], heard: TimedMessage) -> CallInstruction[R]:
         self._steers.remove(steer)
@@ -349,11 +351,16 @@ class LaneTable(Generic[R]):
     # ----------------------------------------------------------------------------------------------------------------
 
     def _lane(self, event: ServerMessageFacts) -> str | None:
-        """The lane of an event. If the server names none and no request waits in the default lane, it is the lane of
-        the only request whose lane the server has never named: not every server has lanes."""
+        """The lane of an event. If the server names none, the successor of a steered response is in that one's lane. If
+        also no request waits in the default lane, it is the lane of the only request whose lane the server has never
+        named: not every server has lanes."""
         if event.lane is not None:
             self._named.add(event.lane)
             return event.lane
+        if event.kind is ServerMessageKind.BEGIN and any(
+            it.target == event.previous and it.status == "accepted" for it in self._steers
+        ):
+            return self._lane_of.get(event.previous or "")
         if event.kind is ServerMessageKind.OTHER or (None in self._lines and self._lines[None].places):
             return None
         named = {it.lane for it in self.under_way if it.id is not None and it.id == event.response}

@@ -215,6 +215,21 @@ Server.TestCase.settings = settings(max_examples=80, stateful_step_count=40, dea
 TestServer = Server.TestCase
 
 
+@pytest.mark.parametrize("steers", [1, 2])
+@pytest.mark.parametrize("waits", [True, False], ids=["pending", "successor"])
+@pytest.mark.parametrize("other", [None, "a"], ids=["alone", "another lane waits"])
+def test_steered(steers: int, waits: bool, other: str | None) -> None:
+    server = Server()
+    server.create(lane=None, goes_on=False)
+    server.begin(lane=None)
+    if other is not None:
+        server.create(lane=other, goes_on=False)
+    for _ in range(steers):
+        server.steer(lane=None, ends=ServerMessageKind.ACCEPTED)
+    server.end(lane=None, waits=waits)
+    server.everybody_has_what_is_theirs()
+
+
 EVENTS = st.builds(
     ServerMessageFacts,
     st.sampled_from(ServerMessageKind),
