@@ -115,6 +115,15 @@ async def gone(pid: int) -> None:
         os.close(fd)
 
 
+def nobody_reads(pipe: int) -> bool:
+    """True if the reading end of this pipe is closed. `pipe`: its writing end, which does not block."""
+    try:
+        os.write(pipe, b"late")
+    except (BrokenPipeError, BlockingIOError) as error:
+        return isinstance(error, BrokenPipeError)
+    return False
+
+
 def alive(pid: int) -> bool:
     """Whether a process has not ended; whoever has started it may yet have to hear of that."""
     return state(pid) not in ("Z", "X", "")

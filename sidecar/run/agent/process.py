@@ -118,12 +118,14 @@ class AgentProcess:
             messages = await read_messages(self._control)
         finally:
             self.close()
-            _ = await self._gone()
-            _ = await asyncio.wait(readers, timeout=DRAIN_S)
-            for reader in readers:
-                _ = reader.cancel()
-            for pipe in self._pipes.values():
-                pipe.close()
+            try:
+                _ = await self._gone()
+                _ = await asyncio.wait(readers, timeout=DRAIN_S)
+            finally:
+                for reader in readers:
+                    _ = reader.cancel()
+                for pipe in self._pipes.values():
+                    pipe.close()
         return _exit_status(messages)
 
     async def _read(self, name: Stream, pipe: asyncio.StreamReader) -> None:
@@ -188,25 +190,23 @@ async def start_warden(
     """Start a command below a warden. Raises OSError or ValueError when it cannot be started. `told`: more settings for
     the warden, besides its socket. `stdin`: bytes for the command, or a constant of `asyncio.subprocess`.
     """
-    with ExitStack() as theirs:
+    with ExitStack() as theirs, ExitStack() as unstarted:
         ours, control = socket.socketpair()
         theirs.callback(control.close)
-        try:
-            (out, stdout), (err, stderr) = await output_pipe(theirs), await output_pipe(theirs)
-            words = json.dumps({"control": control.fileno(), **told})
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", supervisor.__file__, words, *command),
-                stdin=await input_pipe(theirs, stdin) if isinstance(stdin, bytes) else stdin,
-                stdout=stdout,
-                stderr=stderr,
-                env=dict(env),  # uvloop takes no other mapping
-                cwd=cwd,
-                pass_fds=(control.fileno(),),
-                start_new_session=True,  # Ctrl-C in a terminal is for the starting process alone
-            )
-        except BaseException:
-            ours.close()
-            raise
+        unstarted.callback(ours.close)
+        (out, stdout), (err, stderr) = [await output_pipe(theirs, unstarted) for _ in range(2)]
+        words = json.dumps({"control": control.fileno(), **told})
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", supervisor.__file__, words, *command),
+            stdin=await input_pipe(theirs, stdin) if isinstance(stdin, bytes) else stdin,
+            stdout=stdout,
+            stderr=stderr,
+            env=dict(env),  # uvloop takes no other mapping
+            cwd=cwd,
+            pass_fds=(control.fileno(),),
+            start_new_session=True,  # Ctrl-C in a terminal is for the starting process alone
+        )
+        _ = unstarted.pop_all()
     ours.setblocking(False)
     return WardenProcess(process, ours, out, err)
 
@@ -252,12 +252,15 @@ class OutputPipe(asyncio.StreamReader):
         self._pipe.close()
 
 
-async def output_pipe(theirs: ExitStack) -> tuple[OutputPipe, int]:
-    """A pipe for an agent's output: (its reader, the end that the agent writes to). `theirs` closes that end here."""
+async def output_pipe(theirs: ExitStack, unstarted: ExitStack) -> tuple[OutputPipe, int]:
+    """A pipe for an agent's output: (its reader, the end that the agent writes to). `theirs` closes that end here,
+    `unstarted` closes the reader.
+    """
     reading, writing = os.pipe()
     theirs.callback(os.close, writing)
     reader, loop = OutputPipe(limit=FLOOD), asyncio.get_running_loop()
     _ = await loop.connect_read_pipe(lambda: _PipeProtocol(reader), os.fdopen(reading, "rb", 0))
+    unstarted.callback(reader.close)
     return reader, writing
 
 

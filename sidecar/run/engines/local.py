@@ -290,17 +290,16 @@ class ForkServerClient:
         started.
         """
         told = {"env": dict(command.env), "grace_s": grace_s}
-        with ExitStack() as theirs:
+        # A fork server that is killed may hold their ends of the pipes for a while: readers do not wait for that.
+        with ExitStack() as theirs, ExitStack() as unstarted:
             stdin = await process.input_pipe(theirs, command.stdin or b"")
-            (out, stdout), (err, stderr), (lives, life) = [await process.output_pipe(theirs) for _ in range(3)]
+            pipes = [await process.output_pipe(theirs, unstarted) for _ in range(3)]
+            (out, stdout), (err, stderr), (lives, life) = pipes
             ours, control = socket.socketpair()
             theirs.callback(control.close)
-            fds = [stdin, stdout, stderr, control.fileno(), life]
-            try:
-                pid = await self._order(json.dumps(told).encode(), fds)
-            except BaseException:
-                ours.close()
-                raise
+            unstarted.callback(ours.close)
+            pid = await self._order(json.dumps(told).encode(), [stdin, stdout, stderr, control.fileno(), life])
+            _ = unstarted.pop_all()
         ours.setblocking(False)
         return AgentProcess(pid, {"stdout": out, "stderr": err}, lives.read, ours, sink)
 

@@ -6,12 +6,13 @@ import asyncio
 import json
 import os
 import signal
+import socket
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.process import alive, gone
+from fakes.process import alive, gone, nobody_reads
 from fakes.runs import PATIENCE
 from fakes.waiting import until
 
@@ -156,6 +157,24 @@ async def test_a_fork_server_that_still_imports_can_be_closed(rig: Rig, monkeypa
     starting.cancel()
     async with asyncio.timeout(PATIENCE):
         await preloaded.close()
+
+
+async def test_pipes_that_a_failed_fork_server_still_holds_are_read_no_more(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = list[int]()
+
+    def ask(orders: socket.socket, told: bytes, fds: list[int]) -> int:
+        held.extend(os.dup(fd) for fd in (*fds[1:3], fds[4]))
+        raise OSError("it has died")
+
+    monkeypatch.setattr(local, "_ask", ask)
+    with pytest.raises(OSError, match="it has died"):
+        _ = await ran(rig, rig.preloaded("facts"))
+    for pipe in held:
+        os.set_blocking(pipe, False)
+        await until(lambda pipe=pipe: nobody_reads(pipe))
+        os.close(pipe)
 
 
 async def test_what_is_made_at_import_can_reach_nobody_and_has_no_key(rig: Rig) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from fakes.process import alive, gone
+from fakes.process import alive, gone, nobody_reads
 from fakes.runs import AGENTS, PYTHON, spawned_late, written
 from fakes.waiting import until
 
@@ -63,7 +63,7 @@ async def test_output_that_somebody_else_holds_is_not_awaited(monkeypatch: pytes
     """Nor is its pipe left open."""
     monkeypatch.setattr("penstock.sidecar.run.agent.process.DRAIN_S", 0.01)
     with ExitStack() as theirs:
-        pipe, writing = await output_pipe(theirs)
+        pipe, writing = await output_pipe(theirs, ExitStack())
         held = os.dup(writing)
     os.set_blocking(held, False)
     ours, warden = socket.socketpair()
@@ -71,15 +71,7 @@ async def test_output_that_somebody_else_holds_is_not_awaited(monkeypatch: pytes
     ours.setblocking(False)
     ending = await AgentProcess(0, {"stdout": pipe}, partial(asyncio.sleep, 0), ours, Output()).wait()
     assert ending.error is not None
-
-    def is_broken() -> bool:
-        try:
-            os.write(held, b"late")
-        except (BrokenPipeError, BlockingIOError) as error:
-            return isinstance(error, BrokenPipeError)
-        return False
-
-    await until(is_broken)
+    await until(lambda: nobody_reads(held))
     os.close(held)
 
 
