@@ -41,7 +41,8 @@ STEP_S, END_S = 0.05, 0.5
 IDLE_S: Final = 3.0
 FEW, MANY = 2, 22
 """Events of the two streams. The difference of their costs is the cost of the events."""
-GATHER_S: Final = 0.1
+GATHER_S: Final = 0.5
+"""A batch has some dozens of calls, however busy the machine is: they share what it costs itself."""
 BUSY_CONNECTIONS, BUSY_CALLS, BUSY_EVENTS, AT_ONCE = 4, 50, 200, 20
 """The load: connections, calls on each, events of a streamed answer, and events that the model writes at once."""
 CONFIG: Final = """\
@@ -292,9 +293,7 @@ async def _walk(profiler: Profiler, agent: Agent) -> tuple[float, dict[str, Figu
         await path
         found[name] = Figures.of(await profiler.end())
 
-    # Warm up: work that happens once must not count, and must be over before the idle gateway is measured. A gateway
-    # comes to rest only if its ticks are known.
-    _ = await profiler.idle()
+    # Warm up: work that happens once must not count, and must be over before the idle gateway is measured.
     profiler.start()
     for rollout in ("warm1", "warm2", "warm3"):
         await agent.chat(rollout, FEW)
@@ -324,7 +323,6 @@ async def _walk(profiler: Profiler, agent: Agent) -> tuple[float, dict[str, Figu
 
 
 async def _under_load(gateway: Gateway, profiler: Profiler, agents: list[Agent], events: int) -> Load:
-    # However busy the machine is, a batch has some dozens of calls: they share what it costs itself.
     with patch.object(recorder, "_GATHER_SECONDS", GATHER_S):
         for start in (lambda: None, profiler.start):
             # The first round warms up.
@@ -355,6 +353,8 @@ async def _measure() -> Measured:
         gateway = Gateway(load(config))
         _, port = await gateway.start()
         try:
+            # Ticks belong to no call: a gateway comes to rest only if they are known.
+            _ = await profiler.idle()
             # Before prompts are registered: calls that use none ask for none.
             with ExitStack() as stack:
                 agents = [stack.enter_context(closing(Agent(port, profiler))) for _ in range(BUSY_CONNECTIONS)]

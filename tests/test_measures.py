@@ -39,7 +39,7 @@ PATHS = {
     "reward, counted, decided": (560, 43),
 }
 """Calls and files of each path."""
-LOADS = {"1 KB": (61, 59), "200 events": (70, 70)}
+LOADS = {"1 KB": (60, 58), "200 events": (66, 67)}
 """Calls on the loop and on the recorder's thread for one call, while others run beside it."""
 IDLE = 60
 """Calls a second."""
