@@ -44,8 +44,8 @@ async def translating(vllm: Vllm, tmp_path_factory: pytest.TempPathFactory) -> A
 
 async def asked(client: anthropic.AsyncAnthropic, stream: bool, messages: list[Any]) -> Message:
     about: Any = {"model": "base", "max_tokens": 90, "tools": [TOOL], "tool_choice": FORCED}
-    # The SDK has no word for it any more; the model's text is the same every time.
-    about["extra_body"] = {"temperature": 0}
+    # The model's text is the same every time. The newest version of the API, the SDK's, has no sampling parameters.
+    about |= {"extra_body": {"temperature": 0}, "extra_headers": {"anthropic-version": "2023-06-01"}}
     to: Any = client.messages
     if not stream:
         return await to.create(messages=messages, **about)
