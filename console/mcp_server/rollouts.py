@@ -40,9 +40,9 @@ alternatives, * is a wildcard, quotes hold spaces. Times and lengths have units 
   -status:running group:q1,q2      ended, of two tasks
   text~"refund policy"             a message, tool call, result or error says it
   mode:val metadata.run=7          evaluation rollouts with this metadata"""
-FIELDS = """Fields: status rollout mode origin group priority tries input reward worker attempt_status started agent \
-model upstream error finish latency tokens input_tokens output_tokens tool_calls http text kind name metadata.KEY. \
-Operators: `:` pattern, `=` exact, `~` contains, and > >= < <= for numbers and times."""
+FIELDS = """Fields: status rollout mode origin group priority tries input reward cost worker attempt_status started \
+agent model upstream error finish latency tokens input_tokens output_tokens tool_calls http text kind name \
+metadata.KEY. Operators: `:` pattern, `=` exact, `~` contains, and > >= < <= for numbers and times."""
 
 Filter = Annotated[str, Field(max_length=4000)]
 
