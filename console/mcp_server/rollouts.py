@@ -77,7 +77,7 @@ class RolloutRow(ToolAnswer):
     unpriced: int
     """Calls of models without a price."""
     tool_calls: int
-    """Tool calls that models asked for."""
+    """Tool calls that models asked for, or that ran on servers behind the gateway, if these are more."""
     created: str | None
     task: str | None
     """The beginning of its input."""
@@ -120,7 +120,7 @@ def _row(one: RolloutSummary) -> RolloutRow:
         output_tokens=t.output_tokens,
         cost=t.cost,
         unpriced=t.unpriced,
-        tool_calls=t.tool_calls,
+        tool_calls=display.tool_calls(one),
         created=moment(one.created_ns),
         task=_task(one),
     )
@@ -137,7 +137,7 @@ def _table(rows: Sequence[RolloutSummary], now_ns: int) -> Listing:
     for one in rows:
         t = one.totals
         words = (one.id, one.status, number(one.reward) or None, one.mode, one.group, t.calls, t.errors or None)
-        used = (display.sums(t) if t.calls else None, display.cost(t) or None, t.tool_calls or None)
+        used = (display.sums(t) if t.calls else None, display.cost(t) or None, display.tool_calls(one) or None)
         made.add_row(*map(cell, (*words, *used, age(one.created_ns, now_ns), _task(one))))
     return made
 
