@@ -148,9 +148,8 @@ class Gateway:
         self._wanted = DirectHosts([*config.upstreams(), *self.mcp.servers.hosts], own)
         self._make_releases()
         self.audit = PolicyAudit(self.store, self.recorder, self.dispatcher, self.releases, self._now_ns)
-        self.index = IndexLink(
-            config.data, config.index.when, lambda: self.feed.cursor, prices=self._prices, log=config.log
-        )
+        when, prices = config.index.when, self._prices
+        self.index = IndexLink(config.data, when, lambda: self.feed.cursor, prices=prices, log=config.log)
         self.webhooks = WebhookService(config.webhook, self.store, self.recorder, self.feed, self.metrics, self._now_ns)
         self.retention = RetentionService(
             config.retention, config.tape.keep_bytes, self.store, self.recorder, self.metrics, self._now_ns,
