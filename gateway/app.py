@@ -34,7 +34,6 @@ from penstock.gateway.followers.otlp.ingest import RECEIVER, TelemetryReceiver
 from penstock.gateway.followers.webhooks import WebhookService
 from penstock.gateway.model.known_secrets import own_secrets
 from penstock.gateway.model.metrics import Metrics
-from penstock.gateway.model.prices import BUILTIN
 from penstock.gateway.process import services
 from penstock.gateway.process.dispatch import ControlPlane, Dispatch, LeaderPlane, PeerDispatch
 from penstock.gateway.process.handover import ALONE, HandoverGrant, HandoverOffer
@@ -149,8 +148,8 @@ class Gateway:
         self._wanted = DirectHosts([*config.upstreams(), *self.mcp.servers.hosts], own)
         self._make_releases()
         self.audit = PolicyAudit(self.store, self.recorder, self.dispatcher, self.releases, self._now_ns)
-        prices = config.prices or BUILTIN
-        self.index = IndexLink(config.data, config.index.when, lambda: self.feed.cursor, prices=prices, log=config.log)
+        when, prices = config.index.when, self._prices
+        self.index = IndexLink(config.data, when, lambda: self.feed.cursor, prices=prices, log=config.log)
         self.webhooks = WebhookService(config.webhook, self.store, self.recorder, self.feed, self.metrics, self._now_ns)
         self.retention = RetentionService(
             config.retention, config.tape.keep_bytes, self.store, self.recorder, self.metrics, self._now_ns,

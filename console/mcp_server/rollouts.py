@@ -40,9 +40,9 @@ alternatives, * is a wildcard, quotes hold spaces. Times and lengths have units 
   -status:running group:q1,q2      ended, of two tasks
   text~"refund policy"             a message, tool call, result or error says it
   mode:val metadata.run=7          evaluation rollouts with this metadata"""
-FIELDS = """Fields: status rollout mode origin group priority tries input reward worker attempt_status started agent \
-model upstream error finish latency tokens input_tokens output_tokens tool_calls http text kind name metadata.KEY. \
-Operators: `:` pattern, `=` exact, `~` contains, and > >= < <= for numbers and times."""
+FIELDS = """Fields: status rollout mode origin group priority tries input reward cost worker attempt_status started \
+agent model upstream error finish latency tokens input_tokens output_tokens tool_calls http text kind name \
+metadata.KEY. Operators: `:` pattern, `=` exact, `~` contains, and > >= < <= for numbers and times."""
 
 Filter = Annotated[str, Field(max_length=4000)]
 
@@ -77,7 +77,7 @@ class RolloutRow(ToolAnswer):
     unpriced: int
     """Calls of models without a price."""
     tool_calls: int
-    """Tool calls that models asked for."""
+    """Tool calls that models asked for, or that ran on servers behind the gateway, if these are more."""
     created: str | None
     task: str | None
     """The beginning of its input."""
@@ -120,7 +120,7 @@ def _row(one: RolloutSummary) -> RolloutRow:
         output_tokens=t.output_tokens,
         cost=t.cost,
         unpriced=t.unpriced,
-        tool_calls=t.tool_calls,
+        tool_calls=display.tool_calls(one),
         created=moment(one.created_ns),
         task=_task(one),
     )
@@ -137,7 +137,7 @@ def _table(rows: Sequence[RolloutSummary], now_ns: int) -> Listing:
     for one in rows:
         t = one.totals
         words = (one.id, one.status, number(one.reward) or None, one.mode, one.group, t.calls, t.errors or None)
-        used = (display.sums(t) if t.calls else None, display.cost(t) or None, t.tool_calls or None)
+        used = (display.sums(t) if t.calls else None, display.cost(t) or None, display.tool_calls(one) or None)
         made.add_row(*map(cell, (*words, *used, age(one.created_ns, now_ns), _task(one))))
     return made
 

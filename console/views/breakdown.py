@@ -24,7 +24,7 @@ def breakdown(found: Breakdown) -> Group:
     """A row for each value of the property, and the spans that the sums are over."""
     listing = Listing(
         Column(found.by, narrows="cut", least=12), figure("calls"), figure("errors", 6), figure("cancelled", 1),
-        figure("tokens", 7), figure("cost", 8), figure("tool calls", 2), figure("median", 4), figure("p95", 5),
+        figure("tokens", 7), figure("cost", 8), figure("tools asked for", 2), figure("median", 4), figure("p95", 5),
         figure("rollouts", 3), figure("reward"),
     )  # fmt: skip
     for row in found.rows:

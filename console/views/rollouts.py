@@ -205,7 +205,7 @@ RECENT = (
 )  # fmt: skip
 SUMS = (
     Column("model"), figure("calls"), figure("errors", 5), figure("cancelled", 2), figure("tokens", 7),
-    figure("cost", 6), figure("tool calls", 1), figure("median", 3), figure("p95", 4),
+    figure("cost", 6), figure("tools asked for", 1), figure("median", 3), figure("p95", 4),
 )  # fmt: skip
 USED = (
     Column("tool", narrows="cut", least=12), Column("server", 2), figure("calls"), figure("errors", 6),

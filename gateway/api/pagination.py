@@ -281,41 +281,43 @@ def scan(before: int | None, limit: int) -> None:
     """An `IndexLookup` without an index: every row is looked at."""
 
 
-def recent_walk(tape: TapeSource, query: Query, find: IndexLookup = scan) -> Walk[Span]:
+def recent_walk(tape: TapeSource, query: Query, prices: Prices, find: IndexLookup = scan) -> Walk[Span]:
     """Spans of all rollouts, newest change first."""
 
     def walk(mark: Mark | None) -> Iterator[tuple[Mark, Span | None]]:
-        wanted = span_filter(tape, query)
+        wanted = span_filter(tape, query, prices)
         for position, span in _spans(tape, find, int(mark[0]) if mark else None):
             yield (position,), span if span is not None and wanted(span) else None
 
     return walk
 
 
-def spans_walk(tape: TapeSource, query: Query, rid: str, aid: str | None) -> Walk[Span]:
+def spans_walk(tape: TapeSource, query: Query, prices: Prices, rid: str, aid: str | None) -> Walk[Span]:
     """Spans of a rollout or of one attempt, in order."""
 
     def walk(mark: Mark | None) -> Iterator[tuple[Mark, Span | None]]:
-        wanted = span_filter(tape, query)
+        wanted = span_filter(tape, query, prices)
         for span in tape.spans(rid, aid, (str(mark[0]), int(mark[1])) if mark else None):
             yield (span.attempt, span.sequence), span if wanted(span) else None
 
     return walk
 
 
-def rollouts_walk(tape: TapeSource, query: Query, find: IndexLookup = scan) -> Walk[RolloutSummary]:
+def rollouts_walk(
+    tape: TapeSource, query: Query, costs: RolloutCosts, find: IndexLookup = scan
+) -> Walk[RolloutSummary]:
     """Rollouts, newest first. A term about spans makes the walk go through the spans of each, so the mark may be in the
     middle of a rollout."""
 
     def walk(mark: Mark | None) -> Iterator[tuple[Mark, RolloutSummary | None]]:
-        wanted = span_filter(tape, query)
+        wanted = span_filter(tape, query, costs.prices)
         before, begun, after = _resume(mark)
         for position, rollout, hit in _rollouts(tape, find, before):
             if rollout is None:
                 yield (position,), None
                 continue
             try:
-                if not query.matches_rollout(summary(tape, rollout) if query.needs_attempts else rollout):
+                if not _accepts(tape, query, costs, summary(tape, rollout) if query.needs_attempts else rollout):
                     yield (position,), None
                 elif not query.needs_spans or any(map(wanted, hit)):
                     yield (position,), summary(tape, rollout)
@@ -328,13 +330,24 @@ def rollouts_walk(tape: TapeSource, query: Query, find: IndexLookup = scan) -> W
     return walk
 
 
-def named_rollouts(tape: TapeSource, query: Query, ids: Iterable[str]) -> list[RolloutSummary]:
+def _accepts(tape: TapeSource, query: Query, costs: RolloutCosts, rollout: Rollout) -> bool:
+    """True if the terms about the rollout itself hold; those of its cost are tested last. It gets no cost itself: a
+    list adds those of its rows."""
+    if not query.matches_rollout(rollout):
+        return False
+    if query.on_cost and (priced := summary_of(tape, rollout.id)) is not None:
+        costs.add(tape, [priced])
+        rollout = priced
+    return all(test(rollout, None) for test in query.on_cost)
+
+
+def named_rollouts(tape: TapeSource, query: Query, costs: RolloutCosts, ids: Iterable[str]) -> list[RolloutSummary]:
     """The rollouts with these ids that exist and match, newest first."""
-    wanted, found = span_filter(tape, query), list[RolloutSummary]()
+    wanted, found = span_filter(tape, query, costs.prices), list[RolloutSummary]()
     for _, rollout in tape.named(ids):
         try:
             row = summary(tape, rollout)
-            matches = query.matches_rollout(row if query.needs_attempts else rollout)
+            matches = _accepts(tape, query, costs, row)
             if matches and (not query.needs_spans or any(map(wanted, tape.spans(rollout.id)))):
                 found.append(row)
         except TapeError as error:
@@ -398,7 +411,7 @@ def _through_spans(
     yield (position,), None
 
 
-def span_filter(tape: TapeSource, query: Query) -> Callable[[Span], bool]:
+def span_filter(tape: TapeSource, query: Query, prices: Prices) -> Callable[[Span], bool]:
     """The filter as a predicate over a span alone; rollouts are looked up once each, and only if it needs them. Damaged
     records count as missing."""
 
@@ -408,8 +421,14 @@ def span_filter(tape: TapeSource, query: Query) -> Callable[[Span], bool]:
             return summary_of(tape, rid)
         return next((found for _, found in tape.named([rid])), None) if query.needs_rollout else None
 
-    read = contents(tape)
-    return lambda span: query.matches(rollout(span.rollout), span, read)
+    read, of_cost = contents(tape), "cost" in query.needs
+
+    def matches(span: Span) -> bool:
+        if of_cost:
+            prices.charge(span)
+        return query.matches(rollout(span.rollout), span, read)
+
+    return matches
 
 
 def summary(tape: TapeSource, rollout: Rollout) -> RolloutSummary:

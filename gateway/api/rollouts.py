@@ -116,8 +116,8 @@ class RolloutsQuery(PageQuery):
 
 async def get_rollouts(request: web.Request) -> web.Response:
     """Rollouts with their attempts and sums, newest first. In the filter the terms rollout, status, mode, origin,
-    group, priority, tries, input, reward, worker, attempt_status, started and metadata speak of the rollout and its
-    attempts; one span of it must satisfy all the others together."""
+    group, priority, tries, input, reward, cost, worker, attempt_status, started and metadata speak of the rollout and
+    its attempts; one span of it must satisfy all the others together."""
     asked, control = query_of(request, RolloutsQuery), request.app[CONTROL]
     tape = control.tape
     now_ns = time.time_ns()
@@ -126,10 +126,10 @@ async def get_rollouts(request: web.Request) -> web.Response:
         if asked.cursor is not None:
             raise ApiError(400, "cursor does not go with ids: they are one page", "cursor", asked.cursor)
         ids = ids_of(asked.ids)
-        found = PageRows(await _run(control, query)(named_rollouts, tape, query, ids), None, len(ids))
+        found = PageRows(await _run(control, query)(named_rollouts, tape, query, control.costs, ids), None, len(ids))
     else:
         find = index_lookup(control.index, "rollouts", query, now_ns)
-        found = await _page(control, rollouts_walk(tape, query, find), "rollouts", asked, query)
+        found = await _page(control, rollouts_walk(tape, query, control.costs, find), "rollouts", asked, query)
     await asyncio.to_thread(control.costs.add, tape, found.rows)
     page = RolloutPage(rollouts=found.rows, next=encode_cursor("rollouts", found.mark), scanned=found.scanned)
     if not asked.brief:
@@ -153,14 +153,15 @@ async def get_rollout_spans(request: web.Request) -> web.Response:
     control, asked, query, _ = _asked(request)
     rollout = _rollout(request)
     aid = _attempt(request, rollout) if "aid" in request.match_info else None
-    return await _spans(control, spans_walk(control.tape, query, rollout.id, aid), "spans", asked, query)
+    walk = spans_walk(control.tape, query, control.prices, rollout.id, aid)
+    return await _spans(control, walk, "spans", asked, query)
 
 
 async def get_recent_spans(request: web.Request) -> web.Response:
     """Heads of the spans of all rollouts, newest change first."""
     control, asked, query, now_ns = _asked(request)
     find = index_lookup(control.index, "spans", query, now_ns)
-    return await _spans(control, recent_walk(control.tape, query, find), "recent", asked, query)
+    return await _spans(control, recent_walk(control.tape, query, control.prices, find), "recent", asked, query)
 
 
 def _asked(request: web.Request) -> tuple[Control, PageQuery, Query, int]:

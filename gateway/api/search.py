@@ -30,6 +30,7 @@ from penstock.gateway.api.pagination import (
 from penstock.gateway.api.rollouts import PageQuery, add_costs
 from penstock.gateway.followers.index.sql.runner import SqlQueryError
 from penstock.gateway.followers.index.sql.views import VIEWS, given
+from penstock.gateway.model.prices import Prices
 from penstock.gateway.model.state import (
     Hit,
     SearchPage,
@@ -68,19 +69,22 @@ async def get_search(request: web.Request) -> web.Response:
     adds to the conversation and its answer: what is only sent once more is found where it was said first."""
     control, asked, now_ns = request.app[CONTROL], query_of(request, SearchQuery), time.time_ns()
     wanted = search(asked.text, asked.filter, asked.words, now_ns)
-    walk = search_walk(control.tape, wanted, asked.context, index_lookup(control.index, "spans", wanted.query, now_ns))
+    find = index_lookup(control.index, "spans", wanted.query, now_ns)
+    walk = search_walk(control.tape, wanted, asked.context, control.prices, find)
     found = await page(walk, decode_cursor("recent", asked.cursor), asked.limit, SCAN_BODIES, control.heavy.run)
     add_costs(control.prices, (row.span for row in found.rows))
     next = encode_cursor("recent", found.mark)
     return answer(SearchPage(rows=found.rows, next=next, scanned=found.scanned))
 
 
-def search_walk(tape: TapeSource, wanted: TextSearch, context: int, find: IndexLookup) -> Walk[SearchRow]:
+def search_walk(
+    tape: TapeSource, wanted: TextSearch, context: int, prices: Prices, find: IndexLookup
+) -> Walk[SearchRow]:
     """The spans that contain the text, with their passages."""
 
     def walk(mark: Mark | None) -> Iterator[tuple[Mark, SearchRow | None]]:
         read = passage_reader(tape)
-        for position, span in recent_walk(tape, wanted.query, find)(mark):
+        for position, span in recent_walk(tape, wanted.query, prices, find)(mark):
             places = list(_places(read(span), wanted)) if span is not None else []
             hits = [_hit(passage, place, context) for passage, place in places[:HITS]]
             more = max(0, len(places) - HITS)

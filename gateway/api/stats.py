@@ -371,7 +371,7 @@ def scan_breakdown(
 ) -> Breakdown:
     """The same from a scan of the newest spans."""
     prices, tools = prices or Prices(), contents(tape).tools
-    wanted, groups = span_filter(tape, query), defaultdict[str, _Group](_Group)
+    wanted, groups = span_filter(tape, query, prices), defaultdict[str, _Group](_Group)
     rollout = lru_cache(maxsize=4096)(partial(summary_of, tape))
     answered, looked_at = AnsweredAttempts(), 0
     for looked_at, (_, span) in enumerate(islice(tape.recent(), most + 1), 1):
@@ -453,7 +453,8 @@ async def get_unread(request: web.Request) -> web.Response:
     control, asked, now_ns = request.app[CONTROL], query_of(request, UnreadQuery), time.time_ns()
     # A filter on certain paths concerns only calls with unread keys.
     query = parse(f"{asked.filter} unread:*".strip(), "spans", now_ns)
-    walk, most = recent_walk(control.tape, query, index_lookup(control.index, "spans", query, now_ns)), UNREAD_CALLS
+    find, most = index_lookup(control.index, "spans", query, now_ns), UNREAD_CALLS
+    walk = recent_walk(control.tape, query, control.prices, find)
     run = control.heavy.run if query.needs_bodies else asyncio.to_thread
     found = await page(walk, None, most, SCAN_BODIES if query.needs_bodies else UNREAD_SPANS, run)
     return answer(UnreadList(rows=unread_rows(found.rows), complete=found.mark is None))

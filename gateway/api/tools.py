@@ -401,7 +401,7 @@ async def try_policy(control: Control, ids: Ids, asked: PolicyTest) -> BacktestP
     rollout_of = lru_cache(maxsize=1024)(partial(summary_of, tape))
 
     def walk(mark: Mark | None) -> Iterator[tuple[Mark, BacktestCall | None]]:
-        wanted = span_filter(tape, query)
+        wanted = span_filter(tape, query, control.prices)
         for position, span in tape.recent(int(mark[0]) if mark else None):
             is_call = span.kind == "tool" and span.dialect == MCP.name and not is_release_call(span)
             found = rollout_of(span.rollout) if is_call and wanted(span) else None

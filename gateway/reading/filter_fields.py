@@ -288,8 +288,9 @@ class Field:
     about: Literal["span", "both", "tools", "texts", "bodies"] = "span"
     """The noun that the field belongs to. `both`: the span's, and the rollout's own when rollouts are listed. The last
     three: the values have to be read from the bytes of the call (`query.Contents`)."""
-    needs: Literal["span", "rollout", "attempts"] = "span"
-    """The nouns that must be looked up to read it for a span: its rollout, or that with its attempts."""
+    needs: Literal["span", "rollout", "attempts", "cost"] = "span"
+    """The nouns that must be looked up to read it for a span: its rollout, or that with its attempts. `cost`: the span
+    or the rollout must have been priced."""
 
 
 def field(name: str, target: Target) -> Field:
@@ -359,6 +360,12 @@ def _reward(rollout: Rollout | None, span: Span | None) -> Sequence[float]:
         found = Reward.of(span).value
     else:
         return _of_attempts(lambda attempt: attempt.reward)(rollout, span)
+    return () if found is None else (found,)
+
+
+def _cost(rollout: Rollout | None, span: Span | None) -> Sequence[float]:
+    """The cost of a call; of a rollout the sum that lists show."""
+    found = span.cost if span else rollout.totals.cost if isinstance(rollout, RolloutSummary) else None
     return () if found is None else (found,)
 
 
@@ -478,6 +485,7 @@ _BOTH: dict[str, Field] = {
         _reward,
         decimal,
     ),
+    "cost": Field("US dollars of the call; of a rollout all its calls'", NUMBER, _cost, decimal, "both", "cost"),
     "worker": _about_attempts("name of the attempt's worker", TEXT, _of_attempts(lambda a: a.worker), pattern),
     "attempt_status": _about_attempts(
         "where the attempt stands",

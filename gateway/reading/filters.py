@@ -114,6 +114,8 @@ class Query:
     """The meanings of the terms."""
     on_rollout: tuple[Test, ...]
     """Tests of the rollout alone; filled when the target is rollouts."""
+    on_cost: tuple[Test, ...]
+    """Those of its cost, which every call of it must be read for."""
     on_span: tuple[Test, ...]
     on_tools: tuple[TextsTest, ...]
     on_texts: tuple[TextsTest, ...]
@@ -177,7 +179,7 @@ def parse(text: str, target: Target = "spans", now_ns: int = 0) -> Query:
     """The query for a filter; raises `QueryError`. `now_ns`: the time that `started>2h` counts back from."""
     terms = tuple(parsed_terms(text))
     conditions: list[Predicate] = []
-    groups: dict[str, list[Any]] = {"rollout": [], "span": [], "tools": [], "texts": [], "bodies": []}
+    groups: dict[str, list[Any]] = {"rollout": [], "cost": [], "span": [], "tools": [], "texts": [], "bodies": []}
     for term in terms:
         try:
             condition = _understood(term, target, now_ns)
@@ -188,8 +190,8 @@ def parse(text: str, target: Target = "spans", now_ns: int = 0) -> Query:
         groups[group].append(test)
     _check_texts(conditions)
     needs = frozenset(condition.field.needs for condition in conditions)
-    on_rollout, on_span, on_tools, on_texts, on_bodies = map(tuple, groups.values())
-    return Query(terms, tuple(conditions), on_rollout, on_span, on_tools, on_texts, on_bodies, needs)
+    on_rollout, on_cost, on_span, on_tools, on_texts, on_bodies = map(tuple, groups.values())
+    return Query(terms, tuple(conditions), on_rollout, on_cost, on_span, on_tools, on_texts, on_bodies, needs)
 
 
 def _check_texts(conditions: Sequence[Predicate]) -> None:
@@ -242,7 +244,8 @@ def _compile(condition: Predicate) -> tuple[str, Test | TextsTest]:
     field, matchers, wanted = condition.field, condition.matchers, condition.wanted
     if field.about in ("tools", "texts", "bodies"):
         return field.about, lambda texts: any(m(text) for text in texts for m in matchers) == wanted
-    return ("rollout" if condition.of_rollout else "span"), _test(field, matchers, wanted)
+    of_rollout = "cost" if field.needs == "cost" else "rollout"
+    return (of_rollout if condition.of_rollout else "span"), _test(field, matchers, wanted)
 
 
 def _test(field: Field, matchers: Sequence[Matcher], wanted: bool) -> Test:
@@ -363,10 +366,10 @@ def _unfolded(text: str, folded: str, at: int) -> int:
 # -- a filter as SQL over the columns of an index (`followers.index`) -------------------------------------------------
 #
 # The tables are `spans s`, `rollouts r`, `attempts a` and `inputs i`; `number` is that of the rollout. The SQL of a
-# condition holds for every row that the condition itself matches; where columns do not decide (bodies) it holds for
-# more, and the caller tests the rows themselves. Conditions on texts join with tables that the caller has filled
-# (`HITS`). Texts are compared in Python, as in a scan: `words` returns the distinct values of a column, and SQL
-# selects those that a matcher takes. So patterns, case and foreign letters mean the same in both.
+# condition holds for every row that the condition itself matches; where columns do not decide (bodies, the cost of a
+# rollout) it holds for more, and the caller tests the rows themselves. Conditions on texts join with tables that the
+# caller has filled (`HITS`). Texts are compared in Python, as in a scan: `words` returns the distinct values of a
+# column, and SQL selects those that a matcher takes. So patterns, case and foreign letters mean the same in both.
 
 HITS: Final = "hits_{}"
 """The table of the cursors of spans that have a text which satisfies a condition, by the condition's index among those
@@ -442,7 +445,7 @@ def _hit(at: int, wanted: bool) -> SqlFragment:
 
 def _condition(one: Predicate, words: Words, row: str) -> SqlFragment:
     """The SQL of a condition. `row`: the table of the rows, s or r."""
-    if one.field.about == "bodies":
+    if one.field.about == "bodies" or (one.field.needs == "cost" and row == "r"):
         return TRUE
     found = _wrap("({})", _any(_asked(one, matcher, words, row) for matcher in one.matchers))
     return _wrap("{} is true" if one.wanted else "{} is not true", found)
@@ -553,6 +556,7 @@ _SPAN: Final[dict[str, FieldColumns]] = {
     "status": FieldColumns("s", ("s.status",)),
     "rollout": FieldColumns("s", ("s.rollout",)),
     "ambiguous": FieldColumns("s", (_flag("s.ambiguous"),)),
+    "cost": FieldColumns("s", ("s.cost",)),
     "started": FieldColumns("s", ("s.start_ns",)),
     "since": FieldColumns("s", ("s.start_ns",)),
     "model": FieldColumns("s", ("nullif(s.model, '')", "nullif(s.model_served, '')")),

@@ -440,6 +440,8 @@ def parse_rule(place: int, rule: RetentionRule) -> Query:
             f"retention {place}: filter: {rule.filter!r} is about calls, and rollouts are forgotten as a whole: name "
             "what `penstock rollouts` shows of them, such as status, mode, group, reward or metadata.NAME"
         )
+    if query.on_cost:
+        raise ConfigError(f"retention {place}: filter: {rule.filter!r} is about costs, and retention has no prices")
     return query
 
 

@@ -21,13 +21,14 @@ from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from operator import neg
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
 from penstock.gateway.followers.index.segments import NEAR, SEALED, clear
 from penstock.gateway.model.codes import BreakdownDimension, install_hint
-from penstock.gateway.model.prices import BUILTIN
+from penstock.gateway.model.prices import BUILTIN, Prices
 from penstock.gateway.model.settings import LogSettings
 from penstock.gateway.model.state import IndexStatus, IndexView
 from penstock.gateway.model.times import Backoff
@@ -202,11 +203,11 @@ class IndexLink:
         when: When,
         newest: Callable[[], int],
         sealed: int = SEALED,
-        prices: Path = BUILTIN,
+        prices: Prices | None = None,
         log: LogSettings = LogSettings(),  # noqa: B008
     ) -> None:
-        """`newest`: returns the last change of the tape; called from any thread. `prices`: the file of prices. `log`:
-        how the process logs; it inherits stderr."""
+        """`newest`: returns the last change of the tape; called from any thread. `prices`: the list that the
+        gateway has, whatever its file says by now. `log`: how the process logs; it inherits stderr."""
         self._path, self._when, self._newest, self._sealed, self._prices = path, when, newest, sealed, prices
         self._log_settings = log.model_dump_json()
         self._lock = threading.Lock()
@@ -267,9 +268,12 @@ class IndexLink:
         for side in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             ours.setsockopt(socket.SOL_SOCKET, side, struct.pack("ll", *divmod(int(PATIENCE_S * 1e6), 1_000_000)))
         command = [sys.executable, "-P", "-m", "penstock.gateway.followers.index.process"]
-        command += [str(self._path), self._log_settings, str(theirs.fileno()), str(self._sealed), str(self._prices)]
-        with ours, theirs:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+        command += [str(self._path), self._log_settings, str(theirs.fileno()), str(self._sealed)]
+        with ours, theirs, TemporaryFile(dir=self._path) as prices:
+            if self._prices is not None and self._prices.path != BUILTIN:
+                prices.write(self._prices.file.model_dump_json().encode())
+                prices.seek(0)
+            self._process = subprocess.Popen(command, stdin=prices, pass_fds=[theirs.fileno()])
             self._asked, self._ready, self._unanswered_since = Connection(ours.detach()), False, None
 
     def _end(self, reason: str) -> None:

@@ -36,7 +36,7 @@ from penstock.gateway.followers.index.link import (
 )
 from penstock.gateway.followers.index.segments import NEAR, IndexLockedError
 from penstock.gateway.followers.index.tables import DAMAGE_ERRORS, PERSISTENT_ERRORS
-from penstock.gateway.model.prices import Prices
+from penstock.gateway.model.prices import PriceFile, Prices
 from penstock.gateway.model.settings import LogSettings
 from penstock.gateway.model.times import Backoff
 from penstock.gateway.reading.filters import QueryError
@@ -164,16 +164,19 @@ class _PandasBlock(MetaPathFinder):
             raise ModuleNotFoundError(fullname)
 
 
-def main(path: Path, descriptor: int, sealed: int, prices: Path, log: LogSettings) -> None:
-    """Runs until the other side is closed."""
+def main(path: Path, descriptor: int, sealed: int, log: LogSettings) -> None:
+    """Runs until the other side is closed. Stdin: the list of prices, unless it is the built-in one."""
     set_up(log)
+    prices = Prices()
+    if given := sys.stdin.buffer.read():
+        prices.file = PriceFile.model_validate_json(given)
     os.nice(NICE)
     sys.meta_path.insert(0, _PandasBlock())
     # Files that libraries make are readable for the owner only, too.
     os.umask(0o077)
     asked = Connection(descriptor)
     with Store(path, readonly=True) as store:
-        index = _opened(store, path / "index", sealed, Prices(prices))
+        index = _opened(store, path / "index", sealed, prices)
         try:
             IndexServer(index, asked).run()
         except (EOFError, ConnectionError):
@@ -196,5 +199,5 @@ def _opened(store: Store, path: Path, sealed: int, prices: Prices) -> TapeIndex:
 if __name__ == "__main__":
     # A terminal's Ctrl-C is for the gateway, which then closes the other side.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _, data, log, descriptor, sealed, prices = sys.argv
-    main(Path(data), int(descriptor), int(sealed), Path(prices), LogSettings.model_validate_json(log))
+    _, data, log, descriptor, sealed = sys.argv
+    main(Path(data), int(descriptor), int(sealed), LogSettings.model_validate_json(log))

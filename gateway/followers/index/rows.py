@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 from penstock.gateway.model.facts import SPAN_FACTS, TOOL, Fact, own_attribute
 from penstock.gateway.model.prices import Prices, TokenCounts
 from penstock.gateway.model.rollout import Attempt, Rollout, is_claimed, last_seen_ns, reward
-from penstock.gateway.model.span import Span, Usage
+from penstock.gateway.model.span import Span, SpanStatus, Usage
 from penstock.gateway.model.turn import Passage
 from penstock.gateway.reading.turns import decode_body, encoding
 from penstock.gateway.tape.store import codec, keys
@@ -139,7 +139,8 @@ _COMPUTED: Final = [at for at, fact in enumerate(_COLUMN_FACTS) if fact.source i
 def span_row(record: SpanRecord, cursor: int, number: int, tools: list[str], prices: Prices) -> Row:
     """The row of a span. `number`: its rollout's."""
     tokens, is_model_call = record.counts, record.kind == "llm"
-    cost = prices.cost(record.model_served, record.model, record.start_ns, tokens) if is_model_call else None
+    is_priced = is_model_call and record.status != SpanStatus.OPEN
+    cost = prices.cost(record.model_served, record.model, record.start_ns, tokens) if is_priced else None
     uncounted = (
         is_model_call
         and (tokens.input is None or tokens.output is None)

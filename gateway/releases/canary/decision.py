@@ -294,7 +294,7 @@ def _move(policy: ReleasePolicy, index: int, evidence: CanaryEvidence, approved:
         return None
     if last and not _no_worse(policy, evidence):
         return None
-    reason = _passed(policy, evidence) if last else f"stage {stage.name} is complete"
+    reason = _passed(evidence) if last else f"stage {stage.name} is complete"
     if stage.approval and not approved:
         return _verdict("continue", "approval", f"{reason}; a person must approve {_after(evidence)}", evidence)
     cause = "non-inferiority" if last else "stage"
@@ -313,12 +313,11 @@ def _lagging(evidence: CanaryEvidence, limit: float) -> list[str]:
     return [name for name, one in evidence.guards.items() if one.has_margin and one.non_inferiority < limit]
 
 
-def _passed(policy: ReleasePolicy, evidence: CanaryEvidence) -> str:
-    e, limit, d = evidence.non_inferiority, 1 / policy.alpha_promote, evidence.reward.d
-    guards = [f"{name} by {one.d:.4g}" for name, one in evidence.guards.items() if one.has_margin]
-    so_too = f", also in the guards ({', '.join(guards)})" if guards else ""
-    shown = f"a loss of {d:.4g} or more is excluded" if d else "a higher reward is shown"
-    return f"{'no worse' if d else 'better'}: {_means(evidence)}{shown} (e = {e:.4g} >= {limit:.4g}){so_too}"
+def _passed(evidence: CanaryEvidence) -> str:
+    """Without e-values and margins, which are among the figures."""
+    d, held = evidence.reward.d, sum(one.has_margin for one in evidence.guards.values())
+    guards = f"all {held} guards hold" if held > 1 else "the guard holds" if held else ""
+    return f"{f'no worse (margin {d:.4g})' if d else 'better'}: {_means(evidence)}{guards}".rstrip(":; ")
 
 
 def _means(evidence: CanaryEvidence) -> str:

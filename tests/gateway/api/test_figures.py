@@ -357,6 +357,11 @@ async def test_every_answer_has_the_same_cost(http: ClientSession) -> None:
             for path in ("rollouts/r1", "rollouts", "rollouts/r1/spans", "rollouts/r1/attempts/a1/spans/1")
         ]
         attempts, figures, by = [await ask(path) for path in ("rollouts/r1/attempts", "stats", "breakdown?by=mode")]
+        lists = ("rollouts?ids=r1&", "rollouts?", "rollouts/r1/spans?", "spans?", "breakdown?by=mode&")
+        found = [await ask(f"{path}filter=cost%3E0%20cost%3C1") for path in lists]
+        assert [len(it.get("rollouts") or it.get("spans") or it["rows"]) for it in found] == [1] * 5
+        assert found[4]["rows"][0]["calls"] == 1
+        assert found[0]["rollouts"] == found[1]["rollouts"] == listed["rollouts"]
     sums = [whole["totals"], whole["attempts"][0]["totals"], listed["rollouts"][0]["totals"]]
     sums += [attempts["attempts"][0]["totals"], figures["totals"], by["rows"][0]]
     assert [(it["cost"], it["unpriced"]) for it in sums] == [(pytest.approx(CALL_COST), 1)] * 6

@@ -94,7 +94,7 @@ def test_a_fact_is_shown_everywhere(store: Store, tmp_path: Path) -> None:
     caught_up(index)
     for text, found in (("queue_ms>1000", [2]), ("queue_ms<1000", []), ("not queue_ms>=0", [1])):
         query = parse(text)
-        assert [it.sequence for _, it in recent_walk(store, query, scan)(None) if it is not None] == found
+        assert [it.sequence for _, it in recent_walk(store, query, Prices(), scan)(None) if it is not None] == found
         assert len(index.find(FindRequest("spans", text, 0, None, 10)).positions) == len(found)
     duck = duckdb.connect()
     for statement in statements(index.files()):

@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.console.views.rollouts import stats
-from penstock.gateway.api.pagination import RolloutCosts, summary
+from penstock.gateway.api.pagination import RolloutCosts, named_rollouts, rollouts_walk, summary
 from penstock.gateway.api.stats import gather
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.prices import Prices, TokenCounts
 from penstock.gateway.model.rollout import RolloutSummary, Totals
 from penstock.gateway.model.span import Span
+from penstock.gateway.reading.filters import parse
 from penstock.gateway.reading.told_calls import ToldCalls, told_call
 from tests.fakes.goldens import text_of
 from tests.fakes.memory_tape import MemoryTape, call
@@ -91,6 +92,12 @@ def test_a_rollout_of_telemetry_alone_has_tokens_and_a_cost() -> None:
     tape.add(told(3, GENAI | COUNTS))
     again = listed(tape, costs)
     assert (again.totals.input_tokens, again.totals.told) == (200, 2)
+    for filter, is_found in ((f"cost>{COST:.6f}", True), (f"cost>{3 * COST:.6f}", False), ("cost:none", False)):
+        query = parse(filter, "rollouts")
+        walked = [row for _, row in rollouts_walk(tape, query, costs)(None) if row is not None]
+        assert bool(walked) == is_found == bool(named_rollouts(tape, query, costs, ["r1"])), filter
+        # A list adds the costs of its rows itself.
+        assert all(row.totals.told == 0 for row in walked)
 
 
 async def test_figures_say_what_only_telemetry_tells_of() -> None:

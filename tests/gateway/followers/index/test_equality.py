@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 
 from penstock.gateway.api.guard import Control
 from penstock.gateway.api.pagination import IndexLookup as Finder
+from penstock.gateway.api.pagination import RolloutCosts, page, recent_walk, rollouts_walk, scan
 from penstock.gateway.api.pagination import index_lookup as listing_finder
-from penstock.gateway.api.pagination import page, recent_walk, rollouts_walk, scan
 from penstock.gateway.api.stats import gather, scan_breakdown
 from penstock.gateway.app import open_store
 from penstock.gateway.followers.index.finder import NoAnswerError
@@ -47,6 +47,7 @@ from penstock.gateway.work.operations import QueueOperations
 
 T0 = 1_790_000_000_000_000_000
 NOW = T0 + 3600 * 10**9
+PRICES = Prices()
 SEALED = 7
 """Rows that are sealed together, so that a short history has many files."""
 
@@ -298,6 +299,7 @@ VALUES = {
     "since": ["30m", "2026-09-21"],
     "latency": ["0ms", "250ms", "1s", "1h", "none"],
     "reward": ["0", "0.3", "-1.5", "1", "none", "none"],
+    "cost": ["0", "0.001", "0.00325", "none", "none"],
     "priority": ["-1", "0", "2"],
     "rollout": ["r1", "r*", "R?", "q*", "h*", "none"],
     "text": [
@@ -343,7 +345,8 @@ def filters(draw: st.DrawFn) -> tuple[Target, str]:
 
 def listed(store: Store, target: Target, filter: str, find: Finder) -> list[Any]:
     query = parse(filter, target, NOW)
-    walk = (recent_walk if target == "spans" else rollouts_walk)(store, query, find)
+    costs = RolloutCosts(PRICES)
+    walk = recent_walk(store, query, PRICES, find) if target == "spans" else rollouts_walk(store, query, costs, find)
     return [row for _, row in walk(None) if row is not None]
 
 
@@ -499,7 +502,9 @@ def followed(found: History, filter: str, limit: int, answers: int) -> list[Any]
     while True:
         left = answers
         one = asyncio.run(
-            page(recent_walk(found.store, query, listing_finder(control.index, "spans", query, NOW)), mark, limit)
+            page(
+                recent_walk(found.store, query, PRICES, listing_finder(control.index, "spans", query, NOW)), mark, limit
+            )
         )
         rows += one.rows
         if (mark := one.mark) is None:

@@ -18,6 +18,7 @@ from penstock.gateway.followers.index.follower import TapeIndex
 from penstock.gateway.followers.index.link import FindRequest
 from penstock.gateway.followers.index.tables import IndexTables
 from penstock.gateway.model.facts import UNREAD
+from penstock.gateway.model.prices import Prices
 from penstock.gateway.reading.filters import parse
 from penstock.gateway.tape.store import Store, keys
 from penstock.gateway.tape.store.records import SpanEntry
@@ -49,7 +50,7 @@ def hits(store: Store, index: TapeIndex, text: str) -> list[int]:
     """The sequences of the spans that say a text, by the index and by a scan."""
     query = parse(f'text~"{text}"')
     caught_up(index)
-    wanted = sorted(span.sequence for _, span in recent_walk(store, query, scan)(None) if span is not None)
+    wanted = sorted(span.sequence for _, span in recent_walk(store, query, Prices(), scan)(None) if span is not None)
     found = index.find(FindRequest("spans", str(query), 0, None, 100)).positions
     assert sorted(span.sequence for _, span in store.at(found)) == wanted
     return wanted
@@ -74,7 +75,7 @@ def test_attributes_of_an_agents_span_are_no_facts_of_a_call(store: Store, index
     for text, found in (("kind:otel", 1), ("unread:*", 0)):
         query = parse(text)
         assert len(index.find(FindRequest("spans", text, 0, None, 100)).positions) == found
-        assert sum(span is not None for _, span in recent_walk(store, query, scan)(None)) == found
+        assert sum(span is not None for _, span in recent_walk(store, query, Prices(), scan)(None)) == found
 
 
 def test_a_damaged_body_is_left_out_and_nothing_is_read_twice(

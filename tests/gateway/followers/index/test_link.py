@@ -44,9 +44,10 @@ from penstock.gateway.followers.index.link import (
 )
 from penstock.gateway.followers.index.process import IndexServer
 from penstock.gateway.followers.index.segments import NEAR, IndexLockedError, SegmentDirectory
+from penstock.gateway.model.prices import Prices
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.rollout import AttemptStatus, Outcome
-from penstock.gateway.model.span import Span
+from penstock.gateway.model.span import Span, Usage
 from penstock.gateway.model.state import IndexView
 from penstock.gateway.reading.filters import parse
 from penstock.gateway.tape.store import Store, keys
@@ -74,9 +75,9 @@ def fill(store: Store, calls: int) -> None:
         store.write(made[start : start + 7])
 
 
-def expected(store: Store, filter: str = ASKED.filter) -> list[int]:
+def expected(store: Store, filter: str = ASKED.filter, prices: Prices = Prices()) -> list[int]:  # noqa: B008
     """Where the spans of a filter are, by a scan."""
-    return [int(mark[0]) for mark, span in recent_walk(store, parse(filter), scan)(None) if span is not None]
+    return [int(mark[0]) for mark, span in recent_walk(store, parse(filter), prices, scan)(None) if span is not None]
 
 
 @pytest.fixture
@@ -87,9 +88,9 @@ def store(store: Store) -> Store:
 
 
 @contextmanager
-def linked(store: Store, when: When = "always") -> Generator[IndexLink]:
+def linked(store: Store, when: When = "always", prices: Prices | None = None) -> Generator[IndexLink]:
     """A link to the index of a tape, tended until it is ready."""
-    link = IndexLink(store.path, when, store.cursor, SEALED)
+    link = IndexLink(store.path, when, store.cursor, SEALED, prices)
     try:
         if when == "always":
             awaited(lambda: ready(link))
@@ -239,6 +240,21 @@ def test_a_full_disk_makes_answers_slower_and_not_wrong(store: Store, monkeypatc
     index.close()
 
 
+def test_costs_are_by_the_list_that_the_gateway_has(store: Store, tmp_path: Path) -> None:
+    """Also when its file has changed before the index is started."""
+    entry = call()
+    entry.usage = Usage(input_tokens=1_000_000)
+    store.write([entry])
+    file, row = tmp_path / "prices.toml", 'as_of = 2026-08-01\n[[price]]\nmodel = "m-*"\noutput = 0.0\ninput = '
+    file.write_text(f"{row}2.0")
+    prices = Prices(file)
+    file.write_text(f"{row}9.0")
+    with linked(store, prices=prices) as link:
+        wanted = expected(store, "cost:2", prices)
+        assert found(link, FindRequest("spans", "cost:2", 0, None, 1000)) == wanted
+        assert len(wanted) == 1
+
+
 def test_it_is_not_used_for_another_tape(store: Store, tmp_path: Path) -> None:
     """One with as many changes, and one with fewer."""
     indexed(store)
@@ -370,7 +386,8 @@ async def test_one_page_asks_a_slow_index_once(
     monkeypatch.setattr(Store, "at", slowly)
     monkeypatch.setattr(pagination, "time", SimpleNamespace(monotonic=lambda: clock))
     query, control = parse(ASKED.filter), cast(Control, SimpleNamespace(index=SimpleNamespace(find=find)))
-    page = await pagination.page(recent_walk(store, query, index_lookup(control.index, "spans", query, 0)), None, 30)
+    walk = recent_walk(store, query, Prices(), index_lookup(control.index, "spans", query, 0))
+    page = await pagination.page(walk, None, 30)
     assert len(page.rows) == 30
     assert len(asked) == 1
     index.close()
@@ -415,7 +432,7 @@ def test_a_gateway_loads_nothing_of_what_only_the_index_needs() -> None:
 def test_a_process_that_says_half_an_answer_is_given_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     program = (
         "import sys, time\nfrom multiprocessing.connection import Connection\nimport msgspec\n"
-        "from penstock.gateway.followers.index.link import IndexState\nasked = Connection(int(sys.argv[-3]))\n"
+        "from penstock.gateway.followers.index.link import IndexState\nasked = Connection(int(sys.argv[-2]))\n"
         "asked.send_bytes(msgspec.msgpack.encode(IndexState(1, 1, 0, 0, 0, 0)))\nasked.recv_bytes()\n"
         "import os\nos.write(asked.fileno(), b'\\0\\0\\1\\0abc')\ntime.sleep(600)\n"
     )
@@ -423,7 +440,7 @@ def test_a_process_that_says_half_an_answer_is_given_up(store: Store, monkeypatc
 
     def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
         env = os.environ | {"PYTHONPATH": str(ROOT)}
-        made: Any = started([sys.executable, "-c", program, *command[-3:]], env=env, **options)
+        made: Any = started([sys.executable, "-c", program, *command[-2:]], env=env, **options)
         return made
 
     monkeypatch.setattr(subprocess, "Popen", start)

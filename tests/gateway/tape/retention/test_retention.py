@@ -292,6 +292,7 @@ async def load(client: Client, life: int) -> None:
     [
         ('after = "soon"', "retention 1: after: 'soon' is not a time"),
         ('filter = "latency>2s"\nafter = "1d"', "retention 1: filter: 'latency>2s' is about calls"),
+        ('filter = "cost>1"\nafter = "1d"', "retention 1: filter: 'cost>1' is about costs"),
         ('filter = "moed:val"\nafter = "1d"', "retention 1: filter: 'moed:val' cannot be understood"),
     ],
 )
