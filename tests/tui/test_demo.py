@@ -125,6 +125,17 @@ async def test_the_pictures_of_the_docs_are_the_screens(name: str) -> None:
     check_text(ROOT / "docs" / f"{name}.svg", made)
 
 
+@pytest.mark.parametrize(
+    ("size", "seen"), [((40, 10), "desk-7b"), (SMALL, "Calls a minute"), ((200, 50), "Cost a min")]
+)
+async def test_the_overview_fits_its_screen(size: tuple[int, int], seen: str) -> None:
+    async with played(["overview"], size) as pilot:
+        text = await settled(pilot)
+        assert seen in text
+        assert "key 2: shipping_state" in text
+        assert (app_of(pilot).main.sheet.max_scroll_y == 0) == (size[1] > 10)
+
+
 async def test_the_pictures_of_runs_are_their_plot() -> None:
     async with ReplayClient(recording(), ReplayClock(recording(), at_end=True)) as client:
         runs = {name: await client.curves(name, max_points=POINTS) for name in ("grpo-1", "grpo-2")}
