@@ -271,7 +271,8 @@ class MainScreen(Screen[None], inherit_bindings=False):
         """Show rows, panes or both, as the room allows."""
         focus = self.shown.focus if has_table else "panes"
         needed = len(self.ids) + CHROME + LEAST_PANE
-        split = has_table and not self.shown.zoomed and (self.size.height >= TALL or self.size.height >= needed)
+        tall = not self.ids or self.size.height >= min(TALL, needed)
+        split = has_table and not self.shown.zoomed and tall
         # A short list leaves its room to the panes.
         self.rows.styles.height = min(len(self.ids) + 2, self.size.height * 3 // 5) if split else "1fr"
         self.rows.display = has_table and (split or focus == "rows")
@@ -293,18 +294,22 @@ class MainScreen(Screen[None], inherit_bindings=False):
 
     def _draw_top(self, shown: ViewState, now: int) -> None:
         trail = " › ".join(" ".join(filter(None, (one.view.title, one.view.place()))) for one in self.stack[-3:])
-        badge = (" Penstock ", "bold reverse") if self.size.width >= NARROW else ("", "")
+        width = self.size.width
+        badge = (" Penstock ", "bold reverse") if width >= NARROW else ("", "")
         left = Text.assemble(badge, " ", clean(self.penstock.context), "  ", (clean(trail), "bold"))
-        states = [self.penstock.link.words(now), *self.penstock.status_notes()]
+        states = [self.penstock.link.words(now)]
         if self.since and shown.view.ranged:
-            states.insert(0, range_words(self.since))
+            states.append(range_words(self.since))
         if self.penstock.loader.paused:
             states.append("paused: p goes on")
         if self.table is not None and not shown.following:
             states.append("not following: f")
+        states += self.penstock.status_notes()
+        # The last ones give way to the name of the screen.
+        while len(states) > 1 and sum(len(one) + 2 for one in states) + min(left.cell_len, width // 2) > width:
+            states.pop()
         right = Text("  ".join(states), style="" if self.penstock.link.state == "live" else "bold yellow")
-        room = self.size.width - right.cell_len - 2
-        left.truncate(max(20, room), overflow="ellipsis", pad=True)
+        left.truncate(max(20, width - right.cell_len - 2), overflow="ellipsis", pad=True)
         self._top.update(left.append(" ").append_text(right))
 
     def _draw_head(self, shown: ViewState, now: int) -> None:
@@ -363,7 +368,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
     def draw_keys(self) -> None:
         """Draw the bottom line: a message, completions of the typed line, or the keys."""
         if self.prompt.is_open and not self._message:
-            self._keys.update(Text(format_completions(self._likely)))
+            self._keys.update(Text(format_completions(self._likely) or "Enter does it, Esc does not."))
             return
         if self._message:
             self._keys.update(Text(self._message, style="bold"))
