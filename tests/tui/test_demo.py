@@ -173,6 +173,6 @@ def test_the_demo_prints_every_screen_eighty_columns_wide_without_a_gateway(tmp_
     assert done.stderr == ""
     assert max(map(cell_len, done.stdout.splitlines())) <= 80
     assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("== ") and "(penstock" in line] == [
-        "Overview", "Rollouts", "Tools", "Releases", "Resources", "Runs", "Workers", "Upstreams", "Log", "Groups",
+        "Overview", "Rollouts", "Tools", "Releases", "Resources", "Workers", "Runs", "Upstreams", "Log", "Groups",
     ]  # fmt: skip
     check_text("tui/plain.txt", done.stdout)
