@@ -341,7 +341,7 @@ def test_one_is_no_plural() -> None:
         assert f"2 {noun}s" in two
     for said in ("1 call could not be recorded", "1 call waits"):
         assert said in one
-    for said in ("2 calls could not be recorded", "2 calls wait\n"):
+    for said in ("2 calls could not be recorded", "2 calls wait "):
         assert said in two
 
 

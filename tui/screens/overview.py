@@ -52,7 +52,7 @@ GRAINS: Final[dict[Grain, tuple[timedelta, str, str]]] = {
 """The steps of time of a chart: their length, their name in a breakdown, and their label."""
 FINEST: Final = 180
 """The most steps of a chart, after which it has coarser ones."""
-LEAST_CHART, CHART_WIDTH = 8, 52
+LEAST_CHART, CHART_WIDTH = 7, 38
 """The fewest lines of a chart with its title, and the fewest columns."""
 MOST_PLACES: Final = 2_000
 """The most steps of a chart, whatever the clocks say."""
@@ -63,7 +63,7 @@ HEADS: Final = 10
 NAME: Final = 20
 """The most characters of a model's name."""
 MOST: Final = 4
-"""The most lines of a list."""
+"""The most lines of a list; fewer where charts would have no room below."""
 WIDE: Final = 140
 """The least width at which blocks stand in two columns; characters."""
 FLOWS: Final[dict[str, Callable[[Digest], int]]] = {
@@ -188,7 +188,7 @@ class OverviewView(ScreenView[OverviewData, None]):
 
     def panes(self, data: OverviewData, id: str | None, closer: None, now_ns: int) -> Sequence[Pane]:
         if not data.stats.tape.get("rollouts"):
-            return [Pane("", lambda width, height: _begin(data, self.address))]
+            return [Pane("", lambda width, height: _begin(data, self.address, width))]
         return [Pane("", lambda width, height: draw_blocks(data, self.traffic, now_ns, width, height))]
 
     def command(self, id: str | None) -> str:
@@ -207,9 +207,9 @@ async def _reward(client: Client, run: RunHead) -> Curve | None:
     return (await client.curves(run.id, names, max_points=24))[0] if names else None
 
 
-def _begin(data: OverviewData, address: str) -> RenderableType:
+def _begin(data: OverviewData, address: str, width: int) -> RenderableType:
     """The screen of a gateway without a rollout: its health, and how an agent calls it."""
-    return Group(_column([("Health", list(_health(data)))]), Text(), Text(begin_text(address)))
+    return Group(_column([("Health", list(_health(data, width - HEADS)))]), Text(), Text(begin_text(address)))
 
 
 def draw_blocks(
@@ -218,29 +218,41 @@ def draw_blocks(
     """The blocks, below each other, or in two columns on a wide screen; charts of calls over time in the lines that are
     left."""
     room = (width if width < WIDE else width // 2 - 2) - HEADS
-    blocks: list[tuple[str, Lines]] = [
-        ("Health", list(_health(data))),
-        ("Traffic", list(_traffic(data, traffic, room))),
-        ("Models", list(_models(data.figures, room))),
-        ("Queue", list(_queue(data, now_ns))),
-        ("Decide", list(_asks(data))),
-        ("Releases", list(_releases(data.releases, room))),
-        ("Runs", list(_runs(data.runs, room))),
-        ("Errors", list(_errors(data.errors, now_ns))),
-    ]
-    if width < WIDE:
-        shown, lines = _column(blocks), sum(len(one) for _, one in blocks)
-    else:
-        shown = Grid.grid(expand=True, padding=(0, 2))
+    most = MOST
+    while True:
+        blocks: list[tuple[str, Lines]] = [
+            ("Health", list(_health(data, room))),
+            ("Decide", list(_asks(data))),
+            ("Traffic", list(_traffic(traffic, room, most))),
+            ("Models", list(_models(data.figures, room, most))),
+            ("Queue", list(_queue(data, now_ns, room))),
+            ("Releases", list(_releases(data.releases[:most], room))),
+            ("Runs", list(_runs(data.runs[:most], room))),
+            ("Errors", list(_errors(data.errors[:most], now_ns, room))),
+        ]
+        sides = [blocks] if width < WIDE else [blocks[:4], blocks[4:]]
+        left = LEAST_CHART if height is None else height - max(_height(side, room) for side in sides) - 1
+        if left >= LEAST_CHART or most == 1:
+            break
+        most -= 1
+    shown = Grid.grid(expand=True, padding=(0, 2))
+    for _ in sides:
         shown.add_column(ratio=1)
-        shown.add_column(ratio=1)
-        sides = blocks[:3], blocks[3:]
-        shown.add_row(*(_column(side) for side in sides))
-        lines = max(sum(len(one) for _, one in side) for side in sides)
-    room = LEAST_CHART if height is None else height - lines - 1
+    shown.add_row(*map(_column, sides))
     if data.figures is None:
         return shown
-    return Group(shown, Text(), *_charts(data.figures, now_ns, width, max(LEAST_CHART, room)))
+    return Group(shown, Text(), *_charts(data.figures, now_ns, width, max(LEAST_CHART, left)))
+
+
+def _height(blocks: Sequence[tuple[str, Lines]], room: int) -> int:
+    return sum(-(-line.cell_len // room) if name == "Health" else 1 for name, lines in blocks for line in lines)
+
+
+def _fitting(room: int, *pieces: str | Text) -> Text:
+    """The first pieces on a line, as many as there is room for."""
+    while len(pieces) > 1 and joined(*pieces).cell_len > room:
+        pieces = pieces[:-1]
+    return joined(*pieces)
 
 
 def _column(blocks: Sequence[tuple[str, Lines]]) -> RenderableType:
@@ -249,13 +261,15 @@ def _column(blocks: Sequence[tuple[str, Lines]]) -> RenderableType:
     made.add_column()
     for name, lines in blocks:
         for line in lines:
-            line.no_wrap, line.overflow = True, "ellipsis"
-        made.add_row(Text(name, style="bold"), Group(*lines))
+            # Why the gateway is not ready is never cut off.
+            line.no_wrap, line.overflow = name != "Health", "ellipsis"
+        if lines:
+            made.add_row(Text(name, style="bold"), Group(*lines))
     return made
 
 
 def _charts(figures: Figures, now_ns: int, width: int, height: int) -> Iterator[RenderableType]:
-    """Charts over the range of time: as many as have room beside each other, the rest below."""
+    """Charts over the range of time: in two rows if there is room, else as many as fit beside each other."""
     places, rows = course(figures, now_ns)
     if not places:
         yield Text("No call was made in this time." if figures.since else "No call has been made yet.", style="dim")
@@ -269,7 +283,8 @@ def _charts(figures: Figures, now_ns: int, width: int, height: int) -> Iterator[
         (f"Cost {every}, {figures.models.currency}", [[row.cost or 0 for row in rows]], ""),
     ]
     found = [one for one in found if any(map(any, one[1]))]
-    beside = max(1, min(len(found), width // CHART_WIDTH))
+    least = -(-len(found) // 2) if height >= 2 * LEAST_CHART else len(found)
+    beside = max(1, min(least, width // CHART_WIDTH))
     below = max(1, min(-(-len(found) // beside), height // LEAST_CHART))
     found = found[: beside * below]
     wide, high = (width - 2 * (beside - 1)) // beside, height // below
@@ -311,50 +326,54 @@ def _tokens(row: BreakdownRow) -> int:
     return (row.input_tokens or 0) + (row.output_tokens or 0)
 
 
-def _health(data: OverviewData) -> Iterator[Text]:
+def _health(data: OverviewData, room: int) -> Iterator[Text]:
     tape = data.stats.tape
     ready = Text("ready", style="green") if data.ready is None else Text(clean(data.ready), style="bold red")
     used, whole = tape.get("used_bytes", 0), tape.get("map_bytes", 0)
     full = f"tape {size(used)} of {size(whole)}" if whole else ""
-    yield joined(ready, *(pluralized(tape.get(f"{noun}s", 0), noun) for noun in ("rollout", "attempt")), full)
+    yield _fitting(room, ready, *(pluralized(tape.get(f"{noun}s", 0), noun) for noun in ("rollout", "attempt")), full)
     if data.stats.gaps:
         yield Text(f"{pluralized(data.stats.gaps, 'call')} could not be recorded", style="bold red")
     for one in data.upstreams:
         if one.paused:
             since = duration(int((one.paused_s or 0) * 1e9))
             wait = f"{pluralized(one.waiting, 'call')} wait{'s' if one.waiting == 1 else ''}"
-            yield Text(f"upstream {clean(one.name)} is paused for {since}; {wait}", style="yellow")
+            line = _fitting(room, f"upstream {clean(one.name)} is paused", wait, f"for {since}")
+            line.stylize("yellow")
+            yield line
     yield from rollouts.servers(data.stats.servers)
 
 
-def _traffic(data: OverviewData, traffic: DigestHistory | None, room: int) -> Iterator[Text]:
+def _traffic(traffic: DigestHistory | None, room: int, most: int) -> Iterator[Text]:
     if traffic is None:
-        yield Text("is followed in a terminal; below are sums over the newest spans", style="dim")
+        return  # --plain follows nothing
+    flows = {name: traffic.rate_series(of) for name, of in FLOWS.items()}
+    if most < MOST:
+        yield _fitting(room, *(f"{flow.now:,.1f} {name} a second" for name, flow in flows.items()))
         return
-
-    for name, of in FLOWS.items():
-        flow = traffic.rate_series(of)
-        rates = f"{flow.now:>7,.1f} a second, at most {flow.peak:,.1f}"
+    for name, flow in flows.items():
         # From 0 up: quiet is low.
         line = (
             sparkline([0.0, *flow.rates])[1:] if flow.peak else "".join(" ▁"[rate is not None] for rate in flow.rates)
         )
-        short = len(rates) + len(flow.rates) + 10 > room
-        yield joined(f"{name:6}", "" if short else line, rates)
+        rates = f"{flow.now:>7,.1f} a second", f"at most {flow.peak:,.1f}"
+        yield _fitting(room, f"{name:6}", *([line] if room >= 2 * len(line) else []), *rates)
 
 
-def _models(figures: Figures | None, room: int) -> Iterator[Text]:
+def _models(figures: Figures | None, room: int, most: int) -> Iterator[Text]:
     """A line for each model that was called in the range, with as many columns as there is room for."""
     if figures is None:
         yield Text("asking ...", style="dim")
         return
-    over = f"last {figures.since}" if figures.since else "all"
     found = figures.models.rows
     if not found:
         yield Text("none was called in this time" if figures.since else "none was called yet", style="dim")
         return
+    over = f"last {figures.since}" if figures.since else "all"
+    if len(found) > most:
+        over = f"{most} of {len(found):,}, {figures.since or 'all'}"
     rows = [(over, "calls", "errors", "tokens", "cost", "median", "p95")]
-    for row in found[:MOST]:
+    for row in found[:most]:
         tokens, cost = rollouts.sums(row), rollouts.cost(row)
         times = duration(row.median_ns), duration(row.p95_ns)
         rows.append((clean(row.value)[:NAME], f"{row.calls:,}", f"{row.errors:,}", tokens, cost, *times))
@@ -367,29 +386,25 @@ def _models(figures: Figures | None, room: int) -> Iterator[Text]:
             failed = at and column == 2 and found[at - 1].errors
             line.append(f"{row[column]:>{width}}", "red" if failed else "")
         yield line
-    if len(found) > MOST:
-        yield Text(f"{len(found) - MOST:,} more: penstock stats --by model", style="dim")
     if not figures.models.complete:
         yield Text(f"of the newest {figures.models.looked_at or 0:,} spans", style="dim")
 
 
-def _queue(data: OverviewData, now_ns: int) -> Iterator[Text]:
-    yield queue.queue(data.queue, now_ns)
+def _queue(data: OverviewData, now_ns: int, room: int) -> Iterator[Text]:
     busy = sum(bool(worker.attempts) for worker in data.workers)
-    yield Text(
-        f"{pluralized(len(data.workers), 'worker')}, {busy:,} at work"
-        if data.workers
-        else "no worker was heard of lately"
-    )
+    workers = f"{pluralized(len(data.workers), 'worker')}, {busy:,} at work" if data.workers else "no worker of late"
+    line = joined(queue.queue(data.queue, now_ns), workers)
+    yield from [line] if line.cell_len <= room else [queue.queue(data.queue, now_ns), Text(workers)]
 
 
 def _asks(data: OverviewData) -> Iterator[Text]:
-    found = [f"{one.tool} on {one.server} waits for a yes or no (2)" for one in data.waiting[:MOST]]
-    found += [f"{one.server} changed what it says of its tools (2)" for one in data.servers if one.pending("tools")]
+    found = [f"key 2: {one.tool} on {one.server} waits for a yes or no" for one in data.waiting[:MOST]]
+    found += [f"key 2: {one.server} changed what it says of its tools" for one in data.servers if one.pending("tools")]
     for view in data.releases:
         release = view.release
         if release.waits == "approval" or release.stage == "held":
-            found.append(f"release {release.id} is {'held' if release.stage == 'held' else 'waiting for approval'} (3)")
+            state = "is held" if release.stage == "held" else "waits for approval"
+            found.append(f"key 3: release {release.id} {state}")
     yield from (Text(clean(one), style="bold yellow") for one in found)
     if not found:
         yield Text("nothing waits for a decision", style="dim")
@@ -404,7 +419,8 @@ def _releases(found: Sequence[ReleaseView], room: int) -> Iterator[Text]:
             continue
         lead = max(decision_thresholds(release, view.figures), key=lambda one: one.value / one.limit)
         size = 12 if room >= ROOMY else 7
-        yield joined(
+        yield _fitting(
+            room,
             head,
             clean(lead.name),
             bar(lead.value, lead.limit, size),
@@ -425,10 +441,10 @@ def _runs(found: Sequence[tuple[RunHead, Curve | None]], room: int) -> Iterator[
         yield Text("none is running", style="dim")
 
 
-def _errors(found: Sequence[Span], now_ns: int) -> Iterator[Text]:
+def _errors(found: Sequence[Span], now_ns: int, room: int) -> Iterator[Text]:
     for span in found:
         place = f"{span.rollout}/{span.attempt}#{span.sequence}"
-        about = (span.model or span.name or compact(span.path), Text(clean(span.error or ""), style="red"))
-        yield joined(f"{age(span.start_ns, now_ns)} ago", clean(place), *about)
+        about = Text(clean(span.error or ""), style="red"), clean(place), span.model or span.name or compact(span.path)
+        yield _fitting(room, f"{age(span.start_ns, now_ns)} ago", *about)
     if not found:
         yield Text("none among the newest spans", style="dim")
