@@ -103,8 +103,10 @@ class GatewayStarter:
         log = os.open("log", os.O_CREAT | os.O_WRONLY)
         for stream in (1, 2):
             _ = os.dup2(log, stream)
-        penstock(["serve", "--quiet", "--data", data, "--port", port])
-        os._exit(0)
+        try:
+            penstock(["serve", "--quiet", "--data", data, "--port", port])
+        finally:
+            os._exit(0)  # the threads of the process that was forked are not there
 
 
 def prepare(source: Path, into: Path, tests: Sequence[str], port: int) -> None:

@@ -20,6 +20,7 @@ from fakes.waiting import until, when
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 
+from penstock.console.commands.check import problems
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import ClaimRequest, FinishRequest, RolloutSpec
 
@@ -371,6 +372,24 @@ async def test_workers_are_busy_idle_or_lost(store: Store) -> None:
     _ = await store.post("/queues/rollouts/dequeue", {"worker_id": "w2"})
     page = await store.post("/workers/search", {"status_in": ["idle"], "filter_logic": "and"})
     assert [one["worker_id"] for one in page["items"]] == ["w2"]
+
+
+async def test_a_forgotten_rollout_leaves_nothing(store: Store, local: Local) -> None:
+    name, attempt = await store.taken()
+    kept, other = await store.taken("w2")
+    for rollout, own in ((name, attempt), (kept, other)):
+        _ = await store.post("/spans", span(rollout, own), 201)
+        _ = await store.post(f"/rollouts/{rollout}/attempts/{own}", {"status": "succeeded"})
+    assert not list(problems(local.gateway.store))
+    async with store.http.post(f"{store.url}/api/rollouts/{name}/forget") as answer:
+        assert answer.status == 200
+
+    def left() -> list[bytes]:
+        return [key[:1] for key, _ in local.gateway.store.records("lightning")]
+
+    await until(lambda: sorted(left()) == [b"a", b"i", b"n", b"r", b"s", b"w", b"w"])
+    assert [one["rollout_id"] for one in (await store.get("/rollouts"))["items"]] == [kept]
+    assert not list(problems(local.gateway.store))
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
