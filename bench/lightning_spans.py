@@ -42,7 +42,7 @@ def spans_of(rollout: str, attempt: str, count: int, first: int) -> list[Any]:
 
 
 async def measured(url: str, concurrent: int, count: int, by: str) -> float:
-    """Spans a second."""
+    """Send spans; return how many a second were answered."""
     clients = [theirs.LightningStoreClient(url) for _ in range(concurrent)]
     session = aiohttp.ClientSession()
     sending: list[Callable[[], Awaitable[Any]]] = []

@@ -172,7 +172,7 @@ def _refusal(error: Exception, method: str, path: str) -> tuple[int, Mapping[str
 
 
 def _asked(route: ApiRoute, request: HttpRequest, headers: Mapping[str, str]) -> Any:
-    """What a request asks for, checked; raises `ApiError` or `StoreError`."""
+    """Check a request and return its body or its query; raises `ApiError` or `StoreError`."""
     if route.query is not None:
         return _listing(_of_query(route.query, request.target))
     if route.body is None:
@@ -273,7 +273,7 @@ async def get_health(service: LightningService, ids: Ids, asked: None) -> Json:
 
 
 async def get_statistics(service: LightningService, ids: Ids, asked: None) -> Json:
-    """How much is on the tape."""
+    """The numbers of rollouts, attempts, spans, resources and workers on the tape."""
     started = service.control.started_ns
     return await service.read(service.reader.statistics, service.control.dispatcher.now_ns() - started)
 

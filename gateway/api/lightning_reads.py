@@ -1,4 +1,4 @@
-"""What Agent Lightning's store API reads from the tape: rollouts, attempts, spans, resources and workers, in its words.
+"""Reads of the tape for Agent Lightning's store API: rollouts, attempts, spans, resources and workers, in its words.
 
 A list names the number of all that fit, so that it looks at all rollouts unless it names those that it wants.
 """

@@ -124,7 +124,7 @@ class LightningStart(LightningTask):
 
 
 class LightningEnqueue(BaseModel):
-    """Tasks to be queued."""
+    """Tasks that are to be queued."""
 
     rollouts: list[LightningTask] = Field(max_length=10_000)
 
@@ -337,7 +337,7 @@ def completed(span: Json) -> Json:
 
 
 class RolloutExtra(msgspec.Struct):
-    """What Agent Lightning has of a rollout besides the gateway's own noun."""
+    """The facts of a rollout that only Agent Lightning has."""
 
     mode: str | None = None
     resources_id: str | None = None
@@ -345,7 +345,7 @@ class RolloutExtra(msgspec.Struct):
 
 
 class AttemptExtra(msgspec.Struct):
-    """What Agent Lightning has of an attempt besides the gateway's own noun."""
+    """The facts of an attempt that only Agent Lightning has."""
 
     worker_id: str | None = None
     metadata: Json | None = None

@@ -12,14 +12,15 @@ gateway's own that came meanwhile count as if each had taken one (`LightningRead
 
 from __future__ import annotations
 
-import secrets
+import secrets as random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, cast
 
 import msgspec
 
 from penstock.gateway.model.base import Id, Mode
+from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.model.lightning import (
     LATEST,
     AttemptExtra,
@@ -84,6 +85,8 @@ class SpanArrival:
     """The span in Agent Lightning's words."""
     entry: SpanEntry
     """The span in the gateway's."""
+    again: Callable[[Json], SpanEntry] | None = None
+    """Makes the entry of the span without secrets; None where the entry's own are to be removed."""
     judgement: Judgement | None = None
     """The reward that it carries."""
     numbered: bool = True
@@ -102,7 +105,7 @@ class LightningOperations(AttemptRecords):
     # -- work --------------------------------------------------------------------------------------------------------
 
     def enqueue(self, tasks: Sequence[LightningTask], now: int) -> QueueChange[list[Json]]:
-        """Queue tasks."""
+        """Queue tasks; they get the newest resources unless they name others."""
         latest = self._latest_resources()
         specs = [(self._new_name(), task, _spec(task)) for task in tasks]
         _ = self._queue.enqueue([(name, spec) for name, _, spec in specs], now)
@@ -151,7 +154,7 @@ class LightningOperations(AttemptRecords):
 
     def _begin(self, name: str, worker: Id | None, now: int) -> ClaimedAttempt:
         taken = self._attempts(name)
-        attempt = next(made for _ in iter(int, 1) if (made := f"at-{secrets.token_hex(4)}") not in taken)
+        attempt = next(made for _ in iter(int, 1) if (made := f"at-{random.token_hex(4)}") not in taken)
         claimed = self._queue.begin_attempt(name, worker or f"agl-{attempt[3:]}", None, now, attempt=attempt)
         self._put_attempt_extra(keys.attempt_key(name, attempt), AttemptExtra(worker))
         return claimed
@@ -167,7 +170,7 @@ class LightningOperations(AttemptRecords):
         return self._answer(claimed.rollout, attempt_answer(claimed.attempt, extra))
 
     def _new_name(self) -> str:
-        return next(made for _ in iter(int, 1) if self._known(made := f"ro-{secrets.token_hex(6)}") is None)
+        return next(made for _ in iter(int, 1) if self._known(made := f"ro-{random.token_hex(6)}") is None)
 
     # -- changes -----------------------------------------------------------------------------------------------------
 
@@ -315,7 +318,7 @@ class LightningOperations(AttemptRecords):
         self._tape.touch_and_log(live)
 
     def _give_to(self, live: CachedAttempt, worker: Id) -> None:
-        """Name an attempt's worker."""
+        """Let an attempt be a worker's, as its client says."""
         if get(live, "worker") is None and status_of(live) in LIVE:
             self._forget(live)
             self._tape.put("live", live.key, b"")
@@ -359,14 +362,21 @@ class LightningOperations(AttemptRecords):
         seen = keys.LIGHTNING_SEEN + live.record_key + arrived.span["span_id"].encode()
         if self._tape.get("lightning", seen) is not None:
             return None
-        value, _ = self._count(name[0])
+        (value, spans), before = self._count(name[0]), get(live, "spans")
         if not arrived.numbered:
             arrived.span["sequence_id"] = value + 1
         self._hear(live)
-        kept = self._spans.masked(entry)
+        secrets = self._tape.secrets.for_call()
+        span = _masked(arrived.span, secrets)
+        if arrived.again is None:
+            kept = self._spans.masked(entry)
+        else:
+            kept = entry if span == arrived.span else arrived.again(span)
+            kept.sequence, kept.start_ns, kept.end_ns = 0, entry.start_ns, entry.end_ns
+            if secrets.span_attributes:
+                kept.attributes = (kept.attributes or {}) | secrets.span_attributes
         self._tape.record(kept, seen_ns=now)
         sequence = keys.u32(kept.sequence)
-        span = self._tape.secrets.json(redaction.attributes(arrived.span))
         self._tape.put("lightning", seen, sequence)
         self._tape.put("lightning", keys.LIGHTNING_SPAN + live.record_key + sequence, pack(span))
         if (judgement := arrived.judgement) is not None:
@@ -374,7 +384,7 @@ class LightningOperations(AttemptRecords):
             if len(judged) == 1:
                 judgement = judgement.model_copy(update={"span": judged[0]})
             _ = self._spans.judge(live, judgement, True, now)
-        self._put_count(name[0], max(value, arrived.span["sequence_id"]), self._count(name[0])[1])
+        self._put_count(name[0], max(value, span["sequence_id"]), spans + get(live, "spans") - before)
         return span
 
     def _hear(self, live: CachedAttempt) -> None:
@@ -392,7 +402,7 @@ class LightningOperations(AttemptRecords):
 
     def put_resources(self, name: Id | None, resources: Json, now: int) -> Json:
         """Keep resources under a name, as its next version; without a name one is made. They are the newest then."""
-        key = keys.LIGHTNING_RESOURCES + (name or f"rs-{secrets.token_hex(6)}").encode()
+        key = keys.LIGHTNING_RESOURCES + (name or f"rs-{random.token_hex(6)}").encode()
         stored = None if name is None else self._tape.get("lightning", key)
         at, before = seconds(now), None if stored is None else unpack(stored)
         found: Json = {
@@ -471,6 +481,27 @@ class LightningOperations(AttemptRecords):
         self._tape.put("lightning", keys.LIGHTNING_ATTEMPT + key, pack(extra))
 
 
+_NUMBERS: Final = frozenset({int, float, bool})
+
+
+def _masked(span: Json, secrets: Secrets) -> Json:
+    """A span without secrets. Numbers are none: to look at each of thousands of token ids would take most of the time
+    that a span takes."""
+    texts: Json = {}
+    numbers: Json = {}
+    for name, value in span["attributes"].items():
+        kinds = set(map(type, cast(list[Any], value))) if isinstance(value, list) else {type(value)}
+        (numbers if kinds <= _NUMBERS else texts)[name] = value
+    names = list(numbers)
+    if secrets.texts(names) is not names:
+        return secrets.json(redaction.attributes(span))
+    kept = secrets.json(redaction.attributes(span | {"attributes": texts}))
+    found: Json = kept["attributes"]
+    in_order, every = found.keys() == texts.keys(), found | numbers
+    kept["attributes"] = {name: every[name] for name in span["attributes"]} if in_order else every
+    return kept
+
+
 def _spec(task: LightningTask) -> RolloutSpec:
     config = RolloutConfig(max_attempts=1, retry_on=[]) if task.config is None else task.config.own()
     metadata: dict[str, Any] = task.metadata or {}
@@ -478,10 +509,10 @@ def _spec(task: LightningTask) -> RolloutSpec:
 
 
 def rollout_extra(record: bytes | None) -> RolloutExtra | None:
-    """What the tape keeps of a rollout; None for one that did not come from Agent Lightning."""
+    """The facts that the tape keeps of a rollout; None for one that did not come from Agent Lightning."""
     return None if record is None else msgspec.convert(unpack(record), RolloutExtra)
 
 
 def attempt_extra(record: bytes | None) -> AttemptExtra | None:
-    """What the tape keeps of an attempt; None for one that did not come from Agent Lightning."""
+    """The facts that the tape keeps of an attempt; None for one that did not come from Agent Lightning."""
     return None if record is None else msgspec.convert(unpack(record), AttemptExtra)

@@ -78,7 +78,7 @@ class FinishResult:
 
 @dataclass(slots=True)
 class QueueChange(Generic[T]):
-    """What an operation has changed, besides its answer."""
+    """The answer of an operation, and its changes that the event loop follows up."""
 
     answer: T
     watched: list[ClaimedAttempt] = field(default_factory=list[ClaimedAttempt])

@@ -63,6 +63,12 @@ _CODES: Final = ("UNSET", "OK", "ERROR")
 
 def arrival_of(span: Json) -> SpanArrival:
     """A checked span of Agent Lightning as it arrives."""
+    arrived = _arrival(span, _entry_of(span))
+    arrived.again = _entry_of
+    return arrived
+
+
+def _entry_of(span: Json) -> SpanEntry:
     bounds, resource, status = _PlainBounds(), span["resource"]["attributes"], span["status"]
     start = nanoseconds(span["start_time"] or 0)
     entry = SpanEntry(span["rollout_id"], span["attempt_id"], kind="otel", method="")
@@ -83,7 +89,7 @@ def arrival_of(span: Json) -> SpanArrival:
     if failed:
         said = attributes.get(semconv.ERROR)
         entry.error = said[:LONGEST_NAME] if isinstance(said, str) and said else "otel"
-    return _arrival(span, entry)
+    return entry
 
 
 def _arrival(span: Json, entry: SpanEntry) -> SpanArrival:
@@ -97,7 +103,7 @@ def _arrival(span: Json, entry: SpanEntry) -> SpanArrival:
 
 
 def _ids(trace: str, own: str, parent: str | None) -> tuple[str | None, str | None, str | None]:
-    """Those ids that are ones of OpenTelemetry; others are kept in the whole span only."""
+    """The ids, where they are ones of OpenTelemetry; others are kept in the whole span only."""
     low = [_hex(one) for one in (trace, own, parent or "")]
     if not is_trace_id(low[0]) or not is_span_id(low[1]):
         return None, None, None
