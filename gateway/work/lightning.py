@@ -67,6 +67,7 @@ from penstock.gateway.tape.store.transaction import OperationRefusedError, Trans
 from penstock.gateway.wire.http import redaction
 from penstock.gateway.work.operations import QueueOperations, SpanOperations
 from penstock.gateway.work.queue import (
+    MODES,
     AttemptRecords,
     ClaimedAttempt,
     QueueChange,
@@ -131,7 +132,7 @@ class LightningOperations(AttemptRecords):
         """Hand out the next rollouts; the worker is busy with the last one, or idle."""
         claimed: list[ClaimedAttempt] = []
         while self._waiting.state == "open" and len(claimed) < limit:
-            found = self._waiting.next(range(256))
+            found = self._waiting.next(range(len(MODES)))
             if found is None:
                 break
             claimed.append(self._begin(found[1], worker, now))
