@@ -94,6 +94,8 @@ class SpanArrival:
     """False if the span needs a number."""
     judged: Callable[[Sequence[Span]], list[int]] | None = None
     """Finds the calls that the reward is of, among the spans of the attempt; None if it names none."""
+    problem: str | None = None
+    """Why its reward is not one, or is not that of a call."""
 
 
 class LightningOperations(AttemptRecords):
@@ -382,6 +384,11 @@ class LightningOperations(AttemptRecords):
         self._tape.put("lightning", keys.LIGHTNING_SPAN + live.record_key + sequence, pack(span))
         if (judgement := arrived.judgement) is not None:
             judged = [] if arrived.judged is None else arrived.judged(list(self._tape.newest_spans(live)))
+            if arrived.judged is not None and len(judged) != 1:
+                many = f"{len(judged)} calls" if judged else "no call"
+                arrived.problem = (
+                    f"the links of span {entry.span_id} name {many} of its attempt: its reward is the attempt's"
+                )
             if len(judged) == 1:
                 judgement = judgement.model_copy(update={"span": judged[0]})
             _ = self._spans.judge(live, judgement, True, now)

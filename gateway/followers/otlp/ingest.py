@@ -265,6 +265,7 @@ class _TelemetryRequest:
             await dispatcher.wait_until_recorded()
         now = dispatcher.now_ns()
         await dispatcher.change(lambda tape: LightningOperations(tape).add_spans(arrived, now, made=True))
+        self._warnings += [one.problem for one in arrived if one.problem is not None]
 
     def _give(self, entry: SpanEntry, rollout: str, attempt: str, origin: Origin = "header") -> None:
         entry.rollout, entry.attempt, entry.origin = rollout, attempt, origin

@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -95,10 +94,12 @@ def _entry_of(span: Json) -> SpanEntry:
 def _arrival(span: Json, entry: SpanEntry) -> SpanArrival:
     arrived = SpanArrival(span, entry)
     if has_reward(entry):
-        with suppress(ItemRejectedError):  # it is no number: only the span is kept
+        try:
             arrived.judgement = judgement_of(entry, "user")
-            if links := links_of(entry):
-                arrived.judged = lambda spans: linked_calls(spans, links, entry.span_id)
+        except ItemRejectedError as error:
+            arrived.problem = str(error)
+        if arrived.judgement is not None and (links := links_of(entry)):
+            arrived.judged = lambda spans: linked_calls(spans, links, entry.span_id)
     return arrived
 
 
