@@ -26,6 +26,7 @@ from penstock.gateway.api.guard import ApiError, Control, check_id
 from penstock.gateway.api.lightning_reads import LightningReader
 from penstock.gateway.api.openapi import ApiRoute
 from penstock.gateway.api.operations import Ids, Operations, head_lines, write_answer
+from penstock.gateway.followers.otlp.ingest import REQUEST_BYTES
 from penstock.gateway.followers.otlp.lightning_spans import arrival_of
 from penstock.gateway.model.lightning import (
     FIELDS,
@@ -185,6 +186,8 @@ def _asked(route: ApiRoute, request: HttpRequest, headers: Mapping[str, str]) ->
     media = headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if media != "application/json":
         raise ApiError(415, f"the body must be JSON: its Content-Type is {media!r}, not 'application/json'")
+    if route.body is _SpanBody and len(body) > REQUEST_BYTES:
+        raise ApiError(413, f"the span has {len(body)} bytes; at most {REQUEST_BYTES} are kept of one")
     if is_bulky(body):
         raise ApiError(413, "the body holds more than is read in one request: send it in parts")
     if route.body is _SpanBody:

@@ -178,8 +178,8 @@ class RolloutWait(BaseModel):
 class SequenceRequest(BaseModel):
     """The attempt that a span is to be numbered for."""
 
-    rollout_id: str
-    attempt_id: str
+    rollout_id: Id
+    attempt_id: Id
 
 
 class StoreListing(BaseModel):

@@ -25,6 +25,7 @@ from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import ClaimRequest, FinishRequest, RolloutSpec
 
 Json = Any
+EMPTY: Json = {"items": [], "offset": 0, "total": 0}
 CONFIG: Json = {"timeout_seconds": None, "unresponsive_seconds": None, "max_attempts": 1, "retry_condition": []}
 
 
@@ -257,7 +258,10 @@ async def test_spans_are_found(store: Store) -> None:
     assert await found(name_contains="nb2", span_id="c1", filter_logic="or") == ["b2", "c1"]
     assert await found(attempt_id="latest", offset=2) == ["c1"]
     assert await found(attempt_id="at-other") == []
-    assert await spans(store, "nobody") == []
+    for nobody in ("nobody", "é", "a\0b", "x" * 1000):
+        assert await spans(store, nobody) == []
+        assert await store.post("/rollouts/search", {"rollout_id_in": [nobody]}) == {**EMPTY, "limit": -1}
+        assert await store.post("/waits/rollouts", {"rollout_ids": [nobody]}) == []
     page = await store.get(f"/spans?rollout_id={name}&limit=1")
     assert (len(page["items"]), page["total"], page["limit"], page["offset"]) == (1, 3, 1, 0)
 
@@ -407,6 +411,7 @@ async def test_a_forgotten_rollout_leaves_nothing(store: Store, local: Local) ->
         ("POST", "/spans", span("r", "a", attributes={"a": {"b": 1}}), 422),
         ("POST", "/spans", span("../r", "a"), 422),
         ("POST", "/spans/next", {"rollout_id": "none", "attempt_id": "a"}, 404),
+        ("POST", "/spans/next", {"rollout_id": "é\0", "attempt_id": "a"}, 422),
         ("POST", "/queues/rollouts/enqueue", {"rollouts": [{"mode": "train"}]}, 422),
         ("POST", "/queues/rollouts/enqueue", None, 422),
         ("POST", "/queues/rollouts/dequeue", {"worker_id": "a/b"}, 422),
