@@ -1,6 +1,6 @@
 """Spans a second through Agent Lightning's own client: this gateway beside its in-memory server, in one run.
 
-`PYTHON bench/lightning_spans.py GATEWAY_URL [SPANS]`, where PYTHON has `agentlightning==0.3.0`; it starts their server
+`PYTHON -m bench.lightning_spans GATEWAY_URL [SPANS]`, where PYTHON has `agentlightning==0.3.0`; it starts their server
 itself. `client` sends spans by `add_many_spans`, which posts them one after the other; `raw` posts the same bodies by
 aiohttp. The gateway answers a span when it is on the disk, their server when it is in its memory.
 """

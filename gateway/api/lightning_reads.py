@@ -22,7 +22,6 @@ from penstock.gateway.model.lightning import (
     attempt_answer,
     fits,
     listed,
-    page_of,
     rollout_answer,
     unpack,
     worker_answer,
@@ -120,11 +119,15 @@ class LightningReader:
     def spans(self, asked: SpanListing) -> Json:
         """A page of a rollout's spans; an empty one where there is no such rollout or attempt."""
         attempts = [one.id for one in self._tape.attempts(asked.rollout_id)]
-        wanted = attempts[-1:] if asked.attempt_id == LATEST else [asked.attempt_id]
-        if asked.attempt_id is not None and wanted[0] not in attempts:
-            return page_of([], 0, asked)
+        wanted = (
+            attempts
+            if asked.attempt_id is None
+            else attempts[-1:]
+            if asked.attempt_id == LATEST
+            else [asked.attempt_id]
+        )
         found = self._spans(asked.rollout_id, attempts)
-        return listed((one for one in found if asked.attempt_id is None or one["attempt_id"] in wanted), asked)
+        return listed((one for one in found if one["attempt_id"] in wanted), asked)
 
     def _spans(self, rollout: str, attempts: Sequence[str]) -> Iterator[Json]:
         """The spans of a rollout with their numbers: those that came have one, others follow the highest before."""

@@ -473,13 +473,8 @@ def listed(found: Iterable[Json], asked: StoreListing) -> Json:
     rows = [one for one in found if test(one)]
     if asked.sort_by is not None:
         rows.sort(key=_sort_key(rows, asked.sort_by), reverse=asked.sort_order == "desc")
-    return page_of(rows, len(rows), asked)
-
-
-def page_of(rows: Sequence[Json], total: int, asked: StoreListing) -> Json:
-    """The page of all rows that was asked for."""
     end = None if asked.limit < 0 else asked.offset + asked.limit
-    return {"items": rows[asked.offset : end], "limit": asked.limit, "offset": asked.offset, "total": total}
+    return {"items": rows[asked.offset : end], "limit": asked.limit, "offset": asked.offset, "total": len(rows)}
 
 
 def _sort_key(rows: Sequence[Json], name: str) -> Callable[[Json], Any]:

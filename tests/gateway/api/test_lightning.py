@@ -258,6 +258,8 @@ async def test_spans_are_found(store: Store) -> None:
     assert await found(name_contains="nb2", span_id="c1", filter_logic="or") == ["b2", "c1"]
     assert await found(attempt_id="latest", offset=2) == ["c1"]
     assert await found(attempt_id="at-other") == []
+    [untried] = await store.queued(1)
+    assert await spans(store, untried, attempt_id="latest") == []
     for nobody in ("nobody", "é", "a\0b", "x" * 1000):
         assert await spans(store, nobody) == []
         assert await store.post("/rollouts/search", {"rollout_id_in": [nobody]}) == {**EMPTY, "limit": -1}
