@@ -66,7 +66,7 @@ class _Served:
 
 @pytest_asyncio.fixture
 async def server_client({fixtures}):
-    served, client = _Served(gateway_url), LightningStoreClient(gateway_url, retry_delays=())
+    served, client = _Served(gateway_url), LightningStoreClient(gateway_url)
     session = aiohttp.ClientSession() if {restful} else None
     yield (served, client, session, gateway_url + "/v1/agl") if {restful} else (served, client)
     if session is not None:

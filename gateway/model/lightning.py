@@ -157,7 +157,7 @@ class AttemptUpdate(BaseModel):
     """Changes of an attempt. A field that is left out stays as it is."""
 
     status: AttemptWord | None = None
-    worker_id: Id | None = None
+    worker_id: Id | Literal[""] | None = None
     last_heartbeat_time: Finite | None = None
     metadata: JsonObject | None = None
 

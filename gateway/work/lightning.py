@@ -259,6 +259,7 @@ class LightningOperations(AttemptRecords):
         extra = self._attempt_extra(live.key) or AttemptExtra(get(live, "worker"))
         if asked.worker_id is not None:
             extra.worker_id = asked.worker_id
+        if asked.worker_id:
             self._give_to(live, asked.worker_id)
         if asked.last_heartbeat_time is not None:
             put(live, last_seen_ns=nanoseconds(asked.last_heartbeat_time))
@@ -266,7 +267,7 @@ class LightningOperations(AttemptRecords):
             extra.metadata = asked.metadata
         self._put_attempt_extra(live.key, extra)
         self._tape.touch_and_log(live)
-        if extra.worker_id is not None and (asked.status or asked.worker_id):
+        if extra.worker_id and (asked.status or asked.worker_id):
             self._tell_worker_of(extra.worker_id, live, now)
         change.answer = attempt_answer(attempt_of(live), extra)
         if status_of(live) in LIVE:

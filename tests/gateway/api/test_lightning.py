@@ -192,6 +192,8 @@ async def test_a_field_that_is_left_out_stays_and_null_clears(store: Store) -> N
     found = await store.post(f"/rollouts/{name}/attempts/{aid}", told)
     assert told.items() <= found.items()
     assert (await store.get("/workers/w9"))["current_attempt_id"] == aid
+    found = await store.post(f"/rollouts/{name}/attempts/{aid}", {"worker_id": "", "status": "running"})
+    assert (found["worker_id"], found["metadata"]) == ("", {"k": [1]})
 
 
 async def test_limits_end_attempts_in_time(store: Store) -> None:
