@@ -93,7 +93,7 @@ class LightningService(Operations):
         known = [method for method in ("GET", "POST") if self.find(method, request.target) is not None]
         status, what = (405, "Method Not Allowed") if known else (404, f"there is nothing at {path}")
         more = {"Allow": ", ".join(known)} if known else {}
-        _write(client, request, status, encode({"detail": what}), more)
+        _write(client, request, status, b"" if request.method == "HEAD" else encode({"detail": what}), more)
 
     async def _answer(
         self, client: ClientConnection, request: HttpRequest, route: ApiRoute, ids: dict[str, str], trusted: bool
