@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from penstock.gateway.model.lightning import unpack
 from penstock.gateway.model.release import (
     Assignment,
     AssignmentEvidence,
@@ -205,6 +206,8 @@ def _rollout(tape: StoreReader, key: bytes, value: bytes) -> Iterator[str]:
             return
         waits = view.get("queue", queue_key(rollout)) is not None
         held = rollout.attempt and view.get("live", keys.attempt_key(rollout.id, rollout.attempt)) is not None
+        # A client of Agent Lightning may say that a rollout runs.
+        said = view.get("lightning", keys.LIGHTNING_ROLLOUT + keys.rollout_key(rollout.id)) is not None
     if rollout.place is None:
         return
     if rollout.status == RolloutStatus.QUEUING and not waits:
@@ -213,7 +216,7 @@ def _rollout(tape: StoreReader, key: bytes, value: bytes) -> Iterator[str]:
         yield "it is requeuing, and neither in the queue nor held by the worker of its last attempt"
     if rollout.status not in WAITING and waits:
         yield f"it is {rollout.status} and in the queue"
-    if is_claimed(rollout.origin, rollout.status) and not held:
+    if is_claimed(rollout.origin, rollout.status) and not (held or said):
         yield f"it is {rollout.status} and nobody holds its attempt"
 
 
@@ -468,6 +471,29 @@ def _definition(tape: StoreReader, key: bytes, value: bytes) -> Iterator[str]:
             yield f"its version {number} of {kind} is missing"
 
 
+def _lightning(tape: StoreReader, key: bytes, value: bytes) -> Iterator[str]:
+    kind, rest = key[:1], key[1:]
+    with tape.view() as view:
+        if kind == keys.LIGHTNING_LATEST:
+            if view.get("lightning", keys.LIGHTNING_RESOURCES + value) is None:
+                yield f"resources {value.decode()} are missing"
+        elif kind in (keys.LIGHTNING_SPAN, keys.LIGHTNING_SEEN):
+            attempt, rest = rest[: rest.index(0, 8) + 1], rest[rest.index(0, 8) + 1 :]
+            sequence = rest if kind == keys.LIGHTNING_SPAN else value
+            stored = view.get("lightning", keys.LIGHTNING_SPAN + attempt + sequence)
+            if stored is None or not isinstance(unpack(stored), dict):
+                yield f"span {int.from_bytes(sequence)} is missing"
+            elif view.get("attempts", attempt) is None:
+                yield "its attempt is missing"
+        elif kind == keys.LIGHTNING_ATTEMPT:
+            if view.attempt_values(*keys.split_attempt_key(rest)) is None:
+                yield "its attempt is missing"
+        elif kind in (keys.LIGHTNING_ROLLOUT, keys.LIGHTNING_COUNTER) and view.get("rollouts", rest) is None:
+            yield "its rollout is missing"
+        if kind not in (keys.LIGHTNING_LATEST, keys.LIGHTNING_SEEN, keys.LIGHTNING_COUNTER):
+            _ = unpack(value)
+
+
 _CHECKS: tuple[tuple[str, Callable[[StoreReader, bytes, bytes], Iterator[str]]], ...] = (
     ("rollouts", _rollout),
     ("attempts", _attempt),
@@ -500,6 +526,7 @@ _CHECKS: tuple[tuple[str, Callable[[StoreReader, bytes, bytes], Iterator[str]]],
     ("uses", use),
     ("forgotten", forgotten),
     ("held", held),
+    ("lightning", _lightning),
 )
 
 

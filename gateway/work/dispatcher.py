@@ -17,6 +17,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from heapq import heappop, heappush
 from itertools import chain
 from typing import Final, TypeVar
@@ -39,7 +40,15 @@ from penstock.gateway.tape.store.recorder import Recorder
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import OperationRefusedError, Transaction
 from penstock.gateway.work.operations import DeadlineOperations, QueueOperations, SpanOperations
-from penstock.gateway.work.queue import MODES, ClaimedAttempt, DeadlineCheck, FinishResult, MemoryQueue, QueueReader
+from penstock.gateway.work.queue import (
+    MODES,
+    ClaimedAttempt,
+    DeadlineCheck,
+    FinishResult,
+    MemoryQueue,
+    QueueChange,
+    QueueReader,
+)
 
 _log = logging.getLogger("penstock.queue")
 T = TypeVar("T")
@@ -129,19 +138,19 @@ class Dispatcher:
         until = asyncio.get_running_loop().time() + asked.wait_s
         while not self._stopped:
             wakes, state, waiting = self._wakes, self.queue.state, self.queue.counts()
-            if state == "open" and modes & waiting.keys() and (claimed := await self._take(asked, modes)):
-                return claimed
+            if state == "open" and modes & waiting.keys():
+                now = self.now_ns()
+                claim = partial(_claim, asked, modes, now)
+                if claimed := await self.take(claim, now):
+                    return claimed
             # Work that came while the tape was asked has woken nobody: this claim was not in the line yet.
             if state == "draining" or (wakes == self._wakes and not await self._wait(modes, until)):
                 break
         return []
 
-    async def _take(self, asked: ClaimRequest, modes: frozenset[Mode]) -> list[ClaimedAttempt]:
-        now, lease = self.now_ns(), int(asked.lease_s * 1e9)
-        reward = asked.reward_on_failure
-        taking = self._recorder.submit(
-            lambda transaction: QueueOperations(transaction).claim(asked.worker, asked.limit, modes, lease, now, reward)
-        )
+    async def take(self, claim: Callable[[Transaction], list[ClaimedAttempt]], now: int) -> list[ClaimedAttempt]:
+        """Run an operation that hands out work, since `now`; work whose client has left is given back."""
+        taking = self._recorder.submit(claim)
         try:
             claimed = await asyncio.shield(taking)
         except asyncio.CancelledError:
@@ -315,6 +324,17 @@ class Dispatcher:
         now = self.now_ns()
         return await self._do_of_calls(lambda transaction: SpanOperations(transaction).add(entries, now, known))
 
+    async def change(self, operation: Callable[[Transaction], QueueChange[T]]) -> T:
+        """Run an operation that changes rollouts; then watch, count and wake as it says. Raises
+        `OperationRefusedError`."""
+        done = await self._recorder.submit(operation)
+        for one in done.watched:
+            self._watch_claimed(one)
+        self._count(done.ended, done.rewarded)
+        if done.waiting:
+            self._wake_for(Counter(done.waiting))
+        return done.answer
+
     async def run(self, operation: Callable[[Transaction], T]) -> T:
         """Run an operation on the tape; raises `TapeError`."""
         return await self._recorder.submit(operation)
@@ -338,6 +358,11 @@ class Dispatcher:
         for one in looked:
             self._count(one.ended, [one.rewarded] if one.rewarded else [])
         self._wake_for(Counter(one.requeued for one in looked if one.requeued is not None))
+
+
+def _claim(asked: ClaimRequest, modes: frozenset[Mode], now: int, transaction: Transaction) -> list[ClaimedAttempt]:
+    lease, reward = int(asked.lease_s * 1e9), asked.reward_on_failure
+    return QueueOperations(transaction).claim(asked.worker, asked.limit, modes, lease, now, reward)
 
 
 # -- the clock --------------------------------------------------------------------------------------------------------
