@@ -40,6 +40,8 @@ class ImportedSpan:
     """`internal`, `server` or `client`."""
     error: str | None = None
     """Why it failed; None if it did not."""
+    more: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Other fields of OTLP's JSON, such as `traceId`, `events` and `links`."""
 
 
 async def send_spans(client: Client, rollout: str, attempt: str, spans: Iterable[ImportedSpan]) -> int:
@@ -85,10 +87,15 @@ def _otlp(span: ImportedSpan, rollout: str, attempt: str) -> dict[str, Any]:
         "kind": _KINDS[span.kind],
         "startTimeUnixNano": str(span.start_ns),
         "endTimeUnixNano": str(span.end_ns),
-        "attributes": [{"key": name, "value": _value(value)} for name, value in span.attributes.items()],
+        "attributes": otlp_attributes(span.attributes),
     }
     made |= {} if span.parent_id is None else {"parentSpanId": span.parent_id}
-    return made | ({} if span.error is None else {"status": {"code": 2, "message": span.error}})
+    return made | ({} if span.error is None else {"status": {"code": 2, "message": span.error}}) | dict(span.more)
+
+
+def otlp_attributes(attributes: Mapping[str, Value]) -> list[dict[str, Any]]:
+    """Attributes as OTLP writes them in JSON."""
+    return [{"key": name, "value": _value(value)} for name, value in attributes.items()]
 
 
 def _value(value: Value) -> dict[str, Any]:
@@ -104,5 +111,5 @@ def _value(value: Value) -> dict[str, Any]:
     if isinstance(value, list):
         return {"arrayValue": {"values": [_value(one) for one in value]}}
     if isinstance(value, dict):
-        return {"kvlistValue": {"values": [{"key": name, "value": _value(one)} for name, one in value.items()]}}
+        return {"kvlistValue": {"values": otlp_attributes(value)}}
     return {}
