@@ -330,6 +330,10 @@ class Conversion:
         base_url = self._base_url(named, how, given)
         key_env = None if how.auth else self._key_env(named, how, given, f"{place}.api_key")
         most = self._positive(given.get("max_parallel_requests"), f"{place}.max_parallel_requests")
+        if key_env is None and how.auth is None:
+            self.note(
+                place, "it has no key: that of the client passes to it, unless `key_env` names one, if need be made up"
+            )
         wanted = (how.dialect, base_url, key_env, how.auth, None if most is None else max(1, int(most)))
         for one in self.upstreams:
             same = (one.dialect, one.base_url, one.key_env, one.auth, one.max_concurrent) == wanted

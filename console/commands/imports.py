@@ -58,7 +58,7 @@ async def send_spans(client: Client, rollout: str, attempt: str, spans: Iterable
         if span.span_id in there:
             continue
         there.add(span.span_id)
-        batch.append(msgspec.json.encode(_otlp(span, rollout, attempt)))
+        batch.append(msgspec.json.encode(otlp_span(span, rollout, attempt)))
         size, sent = size + len(batch[-1]), sent + 1
         if size > REQUEST_BYTES:
             await _post(client, rollout, attempt, batch)
@@ -77,7 +77,8 @@ async def _post(client: Client, rollout: str, attempt: str, spans: list[bytes]) 
         raise CommandError(f"{rollout}: the gateway did not take all of it: {partial.get('errorMessage')}")
 
 
-def _otlp(span: ImportedSpan, rollout: str, attempt: str) -> dict[str, Any]:
+def otlp_span(span: ImportedSpan, rollout: str, attempt: str) -> dict[str, Any]:
+    """A span of an attempt as OTLP writes it in JSON."""
     from penstock.gateway.model.span import trace_id
 
     made: dict[str, Any] = {

@@ -350,7 +350,12 @@ def _reason(about: Sequence[Finding], counts: AttemptDiagnosis | None) -> str:
     if counts is None:
         return about[0].reason if about else "it has no attempts"
     reasons = [finding.reason for finding in counts.findings if finding.blocks] or _counted(counts.calls)
-    return f"{counts.attempt}: {reasons[0] if reasons else 'it has no calls'}"
+    return f"{counts.attempt}: {reasons[0] if reasons else _no_calls(rollout, counts)}"
+
+
+def _no_calls(rollout: RolloutSummary, counts: AttemptDiagnosis) -> str:
+    told = sum(one.totals.told for one in rollout.attempts if one.id == counts.attempt)
+    return "it has no calls" + (f" but {told:,} that only telemetry tells of, without token ids" if told else "")
 
 
 def _counted(calls: Sequence[CallDiagnosis]) -> list[str]:
