@@ -28,8 +28,6 @@ MOST_ALIASES: Final = 1_000
 """Most references (`*name`) in one YAML file: a few of them can stand for a billion values."""
 MOST_PLACES: Final = 4
 """Most places that are named of one note."""
-MOST_KEYS: Final = 10_000
-"""Most keys of one mapping."""
 VARIABLE: Final = re.compile(r"os\.environ/([A-Za-z_][A-Za-z0-9_]*)")
 OPENAI: Final = "openai"
 
@@ -174,7 +172,7 @@ def yaml_of(file: Path) -> Fields:
         aliases = sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(content, yaml.SafeLoader))
         if aliases > MOST_ALIASES:
             raise CommandError(f"{file}: it has more than {MOST_ALIASES} references")
-        found = yaml.load(content, _bounded(yaml))
+        found = yaml.safe_load(content)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = "" if mark is None else f":{mark.line + 1}"
@@ -189,17 +187,6 @@ def yaml_of(file: Path) -> Fields:
     if not isinstance(found, dict):
         raise CommandError(f"{file} is no configuration of LiteLLM's proxy: it has no keys such as model_list")
     return cast(Fields, found)
-
-
-def _bounded(yaml: Any) -> type:
-    """YAML's safe loader, which stops where merged mappings (`<<`) grow with each level."""
-
-    def flatten_mapping(self: Any, node: Any) -> None:
-        yaml.SafeLoader.flatten_mapping(self, node)
-        if len(node.value) > MOST_KEYS:
-            raise yaml.constructor.ConstructorError(None, None, f"more than {MOST_KEYS} keys", node.start_mark)
-
-    return type("BoundedLoader", (yaml.SafeLoader,), {"flatten_mapping": flatten_mapping})
 
 
 def convert(config: Fields, environment: Mapping[str, str]) -> Conversion:

@@ -208,6 +208,8 @@ def file_bytes(path: Path) -> bytes:
         content = _gunzip(path, content)
     if len(content) > MOST_BYTES:
         raise CommandError(f"{path} has more than {MOST_BYTES >> 20} MiB: import it in parts")
+    if not content.strip():
+        raise CommandError(f"{path} is empty")
     return content
 
 
