@@ -355,7 +355,7 @@ def _reason(rollout: RolloutSummary, about: Sequence[Finding], counts: AttemptDi
 
 def _no_calls(rollout: RolloutSummary, counts: AttemptDiagnosis) -> str:
     told = sum(one.totals.told for one in rollout.attempts if one.id == counts.attempt)
-    return "it has no calls" + (f" but {told:,} that only telemetry tells of, without token ids" if told else "")
+    return "it has no calls" + (f" but {told:,} in telemetry, without token ids" if told else "")
 
 
 def _counted(calls: Sequence[CallDiagnosis]) -> list[str]:
