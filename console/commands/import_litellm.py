@@ -33,7 +33,7 @@ OPENAI: Final = "openai"
 
 
 class Provider(NamedTuple):
-    """How an upstream for a provider of LiteLLM is configured."""
+    """The settings of an upstream for a provider of LiteLLM."""
 
     dialect: str
     base_url: str | None = None
@@ -107,7 +107,7 @@ TOO_LARGE: Final = "the YAML is larger than any configuration"
 
 @dataclass(slots=True)
 class Upstream:
-    """`[[upstream]]`."""
+    """An `[[upstream]]` of the file that is made."""
 
     name: str
     dialect: str
@@ -121,7 +121,7 @@ class Upstream:
 
 @dataclass(slots=True)
 class Route:
-    """`[[route]]`: shares and names of the model by upstream."""
+    """A `[[route]]`: shares and names of the model by upstream."""
 
     model: str
     shares: dict[str, float] = field(default_factory=dict[str, float])
