@@ -370,10 +370,10 @@ def _model_request(data: Fields, span_id: str, ended: int) -> ImportedSpan:
         gen_ai__usage__cache_read__input_tokens=_whole(details, "cached_tokens"),
         gen_ai__request__temperature=number(request.get("temperature"), "data.request.temperature"),
         gen_ai__request__max_tokens=_whole(request, "max_tokens"), gen_ai__tool__definitions=request.get("tools"),
-        gen_ai__input__messages=messages(request.get("messages") or request.get("prompt"), "user"),
-        gen_ai__output__messages=messages(answers, "assistant") if answers else None,
         http__response__status_code=_whole(data, "http_status"), agentlightning__model_version=_version(data),
     )  # fmt: skip
+    said |= messages("gen_ai.input.messages", request.get("messages") or request.get("prompt"), "user")
+    said |= messages("gen_ai.output.messages", answers, "assistant") if answers else {}
     failed = data.get("status") not in (None, "ok")
     start = max(1, ended - round(took * 1e6))
     error = plain(data.get("error") or response.get("error") or data["status"]) if failed else None

@@ -264,14 +264,15 @@ def _model_call(value: Fields, model: str | None) -> dict[str, Value]:
     usage = _usage(value)
     asked = as_object(_parsed(value.get("modelParameters")))
     costs = fields_of(_parsed(value.get("costDetails")) or {}, "costDetails")
-    cost = next((found for found in (costs.get("total"), value.get("totalCost"), value.get("calculatedTotalCost"))
-                 if found is not None), None)  # fmt: skip
+    # Its API says 0 where it knows no price.
+    cost = costs.get("total") if costs else value.get("totalCost") or value.get("calculatedTotalCost") or None
     first = instant_ns(value.get("completionStartTime"), "completionStartTime")
     started = instant_ns(value.get("startTime"), "startTime") or 0
     known = {f"gen_ai__request__{name}": asked.get(name) for name in PARAMETERS}
-    return attributes(
-        gen_ai__request__model=model, gen_ai__input__messages=messages(_parsed(value.get("input")), "user"),
-        gen_ai__output__messages=messages(_parsed(value.get("output")), "assistant"),
+    said = messages("gen_ai.input.messages", _parsed(value.get("input")), "user")
+    said |= messages("gen_ai.output.messages", _parsed(value.get("output")), "assistant")
+    return said | attributes(
+        gen_ai__request__model=model,
         gen_ai__usage__input_tokens=_sum(usage, "input"), gen_ai__usage__output_tokens=_sum(usage, "output"),
         gen_ai__usage__total_tokens=usage.get("total"),
         gen_ai__usage__cache_read__input_tokens=_first(

@@ -40,6 +40,8 @@ AT_ONCE: Final = 200
 """Rollouts of one question for their sums."""
 LONGEST_NAME: Final = 120
 LATEST_NS: Final = 2**63
+MOST_MESSAGES: Final = 8_000
+"""Characters of messages in one attribute; of a longer text the gateway would leave an end that is no JSON."""
 INPUT, OUTPUT = "input.value", "output.value"
 """Attributes with what a run, or a step that calls no model, was given and has given."""
 
@@ -133,17 +135,26 @@ def run_import(gateway: str, attempts: Attempts) -> None:
     report = ImportReport()
 
     async def ask(client: Client) -> None:
+        told = 0
         async for one in attempts(report):
             with report.reading(f"rollout {one.rollout}"):
                 await _put(client, one, report)
-            if len(report.rollouts) % EVERY == 0 and report.rollouts:
-                note(f"… {len(report.rollouts):,} rollouts")
+            if len(report.rollouts) >= told + EVERY:
+                told = len(report.rollouts)
+                note(f"… {told:,} rollouts")
         ids = list(report.rollouts)
         for at in range(0, len(ids), AT_ONCE):
             found = await client.rollouts_by_id(ids[at : at + AT_ONCE])
             report.calls += sum(one.totals.told for one in found)
 
-    with_client(gateway, ask)
+    try:
+        with_client(gateway, ask)
+    except CommandError as error:
+        if report.rollouts:
+            note(
+                f"{_count(len(report.rollouts), 'rollout')} came in before. Import again for the rest: nothing doubles."
+            )
+        raise error
     *left, sums = report.lines()
     for line in left:
         note(line)
@@ -164,7 +175,10 @@ async def _put(client: Client, one: ImportedAttempt, report: ImportReport) -> No
     except (CommandError, Refused) as error:
         raise OddRecordError(str(error)) from None
     report.rollouts[one.rollout] = None
-    sequences = {span.span_id: span.sequence async for span in client.spans(one.rollout, one.attempt, "kind:otel")}
+    sequences = dict[str | None, int]()
+    if any(reward.span_id for reward in one.rewards):
+        found = client.spans(one.rollout, one.attempt, "kind:otel")
+        sequences = {span.span_id: span.sequence async for span in found}
     report.rewards += sum(bool(span.attributes.keys() & _REWARDS) for span in one.spans)
     for reward in one.rewards:
         at = None if reward.span_id is None else sequences.get(reward.span_id)
@@ -440,13 +454,24 @@ def _kind(value: Any) -> str:
 # Messages -------------------------------------------------------------------------------------------------------------
 
 
-def messages(value: Any, role: str) -> str | None:
-    """Messages as the GenAI conventions write them in an attribute: those of OpenAI's chat completions, or one of
-    `role` for anything else; None for nothing."""
+def messages(name: str, value: Any, role: str) -> dict[str, Value]:
+    """An attribute with messages as the GenAI conventions write them: those of OpenAI's chat completions, or one of
+    `role` for anything else; empty for nothing. Of a long conversation it has the last ones, because the gateway cuts
+    texts; a second attribute counts the others."""
     if value is None or value == "":
-        return None
+        return {}
     given = as_object(value).get("messages", value)
-    return plain([_message(one, role) for one in (as_list(given) or [given])])
+    written = [plain(_message(one, role)) for one in (as_list(given) or [given])]
+    kept, room = list[str](), MOST_MESSAGES
+    for one in reversed(written):
+        room -= len(one) + 1
+        if room < 0 and kept:
+            break
+        kept.insert(0, one)
+    made: dict[str, Value] = {name: f"[{','.join(kept)}]"}
+    if left := len(written) - len(kept):
+        made[f"penstock.import.{name}.left_out"] = left
+    return made
 
 
 def _message(given: Any, role: str) -> dict[str, Any]:

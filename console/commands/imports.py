@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 Value: TypeAlias = str | int | float | bool | list["Value"] | dict[str, "Value"] | None
 REQUEST_BYTES: Final = 4 << 20
 """Bytes of spans after which a request is sent; the gateway takes four times as many. One span may be larger."""
+LONGEST: Final = 10_000
+"""Most characters of a text, and elements of a list, that are sent; the gateway keeps fewer, and marks what it cuts."""
 _KINDS: Final = {"internal": 1, "server": 2, "client": 3}
 
 
@@ -108,9 +110,9 @@ def _value(value: Value) -> dict[str, Any]:
     if isinstance(value, float):
         return {"doubleValue": value}
     if isinstance(value, str):
-        return {"stringValue": value}
+        return {"stringValue": value[:LONGEST]}
     if isinstance(value, list):
-        return {"arrayValue": {"values": [_value(one) for one in value]}}
+        return {"arrayValue": {"values": [_value(one) for one in value[:LONGEST]]}}
     if isinstance(value, dict):
         return {"kvlistValue": {"values": otlp_attributes(value)}}
     return {}

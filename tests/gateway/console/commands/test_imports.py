@@ -27,7 +27,7 @@ from penstock.console.commands.import_agl import agl_attempts
 from penstock.console.commands.import_langfuse import langfuse_attempts
 from penstock.console.commands.import_litellm import convert, yaml_of
 from penstock.console.commands.import_otlp import otlp_attempts, otlp_records
-from penstock.console.commands.import_rollouts import ImportedAttempt, ImportReport, Record, selection
+from penstock.console.commands.import_rollouts import ImportedAttempt, ImportReport, Record, messages, selection
 from penstock.gateway.client.client import Client
 from penstock.gateway.client.console import CommandError
 from penstock.gateway.config import load
@@ -315,6 +315,18 @@ def test_an_odd_record_is_reported_and_what_is_sent_is_taken(kind: str, data: st
             assert entry_of(message, {}, {}).span_id == span.span_id
         for reward in one.rewards:
             assert Judgement(value=reward.value, dimensions=dict(reward.dimensions), key=reward.key)
+
+
+def test_of_a_long_conversation_the_last_messages_are_kept() -> None:
+    talk = [{"role": "user", "content": f"{number} {'x' * 500}"} for number in range(100)]
+    found = cast(dict[str, Any], messages("gen_ai.input.messages", talk, "user"))
+    kept = json.loads(found["gen_ai.input.messages"])
+    assert kept[-1]["parts"][0]["content"].startswith("99 ")
+    assert found["penstock.import.gen_ai.input.messages.left_out"] == 100 - len(kept) > 0
+    asked = {"role": "assistant", "tool_calls": [{"id": "c1", "function": {"name": "f", "arguments": "{}"}}]}
+    answer = {"role": "tool", "tool_call_id": "c1", "content": "42"}
+    said = json.loads(str(messages("m", [asked, answer, "text"], "user")["m"]))
+    assert [part["type"] for one in said for part in one["parts"]] == ["tool_call", "tool_call_response", "text"]
 
 
 def test_a_selection_finds_what_was_imported() -> None:
