@@ -209,6 +209,15 @@ GROUPS: Final[dict[str, CommandGroup]] = {
             ),
         },
     ),
+    "import": CommandGroup(
+        "Put on the tape what others have recorded.",
+        {
+            "atif": CommandEntry(
+                "penstock.console.commands.atif:atif",
+                "Put trajectories of agents on the tape, as Harbor has them (ATIF).",
+            ),
+        },
+    ),
     "masking": CommandGroup(
         "What rules keep off the tape.",
         {
@@ -447,7 +456,7 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "Releases": ("resource", "prompts", "release", "webhook"),
     "Training": ("doctor", "samples", "runs", "train"),
-    "Tape": ("export", "lake", "index", "forget", "hold", "retention", "check", "backup", "restore"),
+    "Tape": ("export", "import", "lake", "index", "forget", "hold", "retention", "check", "backup", "restore"),
 }
 """Titles, and the commands below each."""
 

@@ -53,7 +53,7 @@ def tools_used(
         elif (exchange := exchange_of(span)) is None:
             continue
         elif span.kind == "llm":
-            calls.append(_shared(model_call(span, exchange), calls[-1:]))
+            calls.append(share_messages(model_call(span, exchange), calls[-1:]))
             ids[span.sequence] = span.span_id
         else:
             runs[str(span.sequence)] = span, run_of(span, exchange)
@@ -92,7 +92,7 @@ def _measured(calls: Iterable[ModelCall], asks: Iterable[ToolRequest]) -> Durati
     }
 
 
-def _shared(call: ModelCall, before: Sequence[ModelCall]) -> ModelCall:
+def share_messages(call: ModelCall, before: Sequence[ModelCall]) -> ModelCall:
     """The call, with the message objects of the call before it where the messages are equal: agents send the whole
     conversation with every call, and memory would hold it each time."""
     for earlier in before:
