@@ -22,26 +22,24 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
-from penstock.adapters.atif_spans import BrokenTrajectoryError, Wire, dumps, trajectory_of
+from penstock.adapters.atif_spans import UNKNOWN, BrokenTrajectoryError, Wire, dumps, trajectory_of
 from penstock.adapters.chat import openai_tool
 from penstock.adapters.episode import Episode, EpisodeAttempt, EpisodeCall
 from penstock.adapters.selection import collect_rewards
 from penstock.gateway.model.span import Span, SpanStatus, Usage
+from penstock.gateway.model.toml import pluralized
 from penstock.gateway.model.tools import SubAgent
 from penstock.gateway.model.turn import Choice, Message, Part, Turn
 from penstock.gateway.reading.diagnosis.rows import TurnChoice, TurnNode, TurnTree, message_digests, superseded
 from penstock.gateway.reading.diagnosis.sub_agents import sub_agents
-from penstock.gateway.reading.diagnosis.tool_calls import ModelCall, lead_of, read_tool_requests
+from penstock.gateway.reading.diagnosis.tool_calls import ModelCall, lead_of, read_tool_requests, share_messages
 from penstock.gateway.reading.diagnosis.tool_results import parse_arguments
-from penstock.gateway.reading.diagnosis.tool_uses import share_messages
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.loose_json import obj, objs
 from penstock.gateway.wire.dialects.parts import fingerprint
 from penstock.gateway.wire.dialects.tokens import read_logprobs, read_tokens
 
 VERSION: Final = "ATIF-v1.8"
-UNKNOWN: Final = "unknown"
-"""Name and version of an agent that nothing tells; Harbor writes the same."""
 TELLING: Final = 80
 """Least characters of an answer that tell, as a part of a later message, that a conversation was compacted."""
 Extra = Literal[
@@ -84,10 +82,13 @@ class AtifReport:
 
     def lines(self) -> list[str]:
         """The sums in words."""
-        made = f"{self.trajectories:,} trajectories, {self.steps:,} steps, {self.sub_agents:,} sub-agents, "
-        made += f"{self.compactions:,} compactions; {self.spelt:,} of {self.answers:,} answers have token ids"
+        made = f"{self.trajectories:,} {'trajectory' if self.trajectories == 1 else 'trajectories'}"
+        counts = {"step": self.steps, "sub-agent": self.sub_agents, "compaction": self.compactions}
+        counts |= {"answer": self.answers}
+        made += "".join(f", {pluralized(count, noun)}" for noun, count in counts.items() if count)
+        made += f", {self.spelt:,} of them with token ids" if self.answers else ""
         kept = ", ".join(f"{count:,} {what}" for what, count in self.extra.most_common() if count)
-        left = f"{self.empty:,} attempts have no conversation, and no trajectory"
+        left = f"{pluralized(self.empty, 'attempt')} without a conversation: no trajectory"
         return [made, *([f"in `extra`: {kept}"] if kept else []), *([left] if self.empty else []), *self.problems]
 
 
@@ -178,8 +179,20 @@ def _imported(one: EpisodeAttempt, spans: Iterable[Span], report: AtifReport) ->
     if judged.reward is not None and judged.reward != ours.get("reward"):
         more = {"reward": judged.reward, **({"rewards": dict(judged.dimensions)} if judged.dimensions else {})}
         made["extra"] = {**obj(made.get("extra")), "penstock": {**ours, **more}}
-    report.steps += len(objs(made.get("steps")))
+    _count(made, report)
     return made
+
+
+def _count(made: Wire, report: AtifReport) -> None:
+    steps, inner = objs(made.get("steps")), objs(made.get("subagent_trajectories"))
+    report.steps += len(steps)
+    for step in steps:
+        metrics = obj(step.get("metrics"))
+        report.answers += bool(metrics) and not step.get("is_copied_context")
+        report.spelt += "prompt_token_ids" in metrics and "completion_token_ids" in metrics
+    for one in inner:
+        report.sub_agents += 1
+        _count(one, report)
 
 
 def moment(ns: int) -> str:

@@ -20,10 +20,10 @@ from penstock.gateway.model.span import Span
 from penstock.gateway.wire.dialects.loose_json import arr, obj, objs
 
 Wire = dict[str, Any]
-AT, STEP, PART, JSON = "atif.at", "atif.step", "atif.part", "atif.json"
+AT, STEP, PART, JSON = (f"penstock.atif.{name}" for name in ("at", "step", "part", "json"))
 """Attributes of imported spans: the trajectory's place (0, 0.1 for its first sub-agent, ...), the step's number (0 for
 the head), the number of the part from 0, and the pieces of JSON."""
-COUNTS, DIGEST = "atif.counts", "atif.digest"
+COUNTS, DIGEST = "penstock.atif.counts", "penstock.atif.digest"
 """Attributes of heads: how many steps and embedded trajectories there are, and the hash of the whole document."""
 PIECE: Final = 8000
 """Most characters of one text that is not cut, less some for what masking adds."""
@@ -31,9 +31,12 @@ FIRST, MORE = 3, 7
 """Most pieces in the span of a step, which has other texts too, and in one with the rest."""
 TEXT: Final = 8192
 """Most characters of a text that stands in an attribute of its own."""
+SHOWN: Final = 200
+"""Characters of a step's text that stand where it is shown in one line."""
+UNKNOWN: Final = "unknown"
+"""Name and version of an agent that nothing tells; Harbor writes the same."""
 LOOK_BACK: Final = 2000
 """Characters before the end of a piece in which it may end sooner, between words."""
-STEP_NS: Final = 1000
 
 
 class SpanOfStep(NamedTuple):
@@ -108,10 +111,13 @@ def _asked(step: Mapping[str, Any]) -> bool:
 
 def _facts(step: Mapping[str, Any], agent: Mapping[str, Any]) -> Wire:
     """The attributes by which a step is found and counted; what is copied counts nothing."""
-    said = json.dumps([{"role": _ROLES[step["source"]], "parts": [*_said(step)]}], ensure_ascii=False)
-    found: Wire = {"gen_ai.agent.name": agent["name"]}
+    parts, way = [*_said(step)], "output" if step["source"] == "agent" else "input"
+    said = json.dumps([{"role": _ROLES[step["source"]], "parts": parts}], ensure_ascii=False)
+    found: Wire = {} if agent["name"] == UNKNOWN else {"gen_ai.agent.name": agent["name"]}
+    texts = [text for part in parts if (text := part.get("content") or part.get("name"))]
+    found[f"{way}.value"] = " ".join(texts)[:SHOWN]
     if len(said) <= TEXT:
-        found["gen_ai.output.messages" if step["source"] == "agent" else "gen_ai.input.messages"] = said
+        found[f"gen_ai.{way}.messages"] = said
     if not _asked(step):
         return found
     metrics, ours = obj(step.get("metrics")), obj(obj(step.get("extra")).get("penstock"))
@@ -204,8 +210,11 @@ Parts = Mapping[int, Mapping[int, list[Any]]]
 def _built(found: Mapping[str, Parts], counts: Mapping[str, list[Any]], at: str) -> Wire:
     match counts.get(at):
         case [int(steps), int(embedded)]:
-            made = _read(found[at], at, 0)
-            made["steps"] = [_read(found[at], at, number) for number in range(1, steps + 1)]
+            made: Wire = {}
+            for name, value in _read(found[at], at, 0).items():
+                made[name] = value
+                if name == "agent":
+                    made["steps"] = [_read(found[at], at, number) for number in range(1, steps + 1)]
             inner = [_built(found, counts, f"{at}.{number}") for number in range(1, embedded + 1)]
             return made | ({"subagent_trajectories": inner} if inner else {})
         case _:

@@ -131,6 +131,8 @@ def atif(
     prefix
         Begins the ids of the rollouts, so that they are no others' on the tape.
     """
+    from penstock.gateway.model.toml import pluralized
+
     sums = _Sums()
 
     async def ask(client: Client) -> None:
@@ -141,11 +143,10 @@ def atif(
                 sums.left.append(str(error))
 
     with_client(gateway, ask)
-    known = f", {sums.known:,} of them there already" if sums.known else ""
-    note(
-        f"{sums.rollouts:,} trajectories{known}, {sums.steps:,} steps, {sums.rewards:,} rewards: "
-        f"{sums.spans:,} spans were put on the tape."
-    )
+    known = f" ({sums.known:,} there already)" if sums.known else ""
+    counts = [(sums.rollouts, "rollout"), (sums.steps, "step"), (sums.rewards, "reward"), (sums.spans, "new span")]
+    first, *more = [pluralized(count, noun) for count, noun in counts]
+    note(f"{first}{known}, {', '.join(more)}.")
     for why in sums.left:
         note(f"Left out: {why}")
     if sums.left or not sums.rollouts:
