@@ -87,7 +87,7 @@ class AtifReport:
         counts |= {"answer": self.answers}
         made += "".join(f", {pluralized(count, noun)}" for noun, count in counts.items() if count)
         made += f", {self.spelt:,} of them with token ids" if self.answers else ""
-        kept = ", ".join(f"{count:,} {what}" for what, count in self.extra.most_common() if count)
+        kept = ", ".join(f"{what} {count:,}" for what, count in self.extra.most_common() if count)
         left = f"{pluralized(self.empty, 'attempt')} without a conversation: no trajectory"
         return [made, *([f"in `extra`: {kept}"] if kept else []), *([left] if self.empty else []), *self.problems]
 

@@ -112,10 +112,10 @@ def _asked(step: Mapping[str, Any]) -> bool:
 def _facts(step: Mapping[str, Any], agent: Mapping[str, Any]) -> Wire:
     """The attributes by which a step is found and counted; what is copied counts nothing."""
     parts, way = [*_said(step)], "output" if step["source"] == "agent" else "input"
-    said = json.dumps([{"role": _ROLES[step["source"]], "parts": parts}], ensure_ascii=False)
+    said = dumps([{"role": _ROLES[step["source"]], "parts": parts}])
     found: Wire = {} if agent["name"] == UNKNOWN else {"gen_ai.agent.name": agent["name"]}
     texts = [text for part in parts if (text := part.get("content") or part.get("name"))]
-    found[f"{way}.value"] = " ".join(texts)[:SHOWN]
+    found[f"{way}.value"] = " ".join(texts)[:SHOWN].encode(errors="replace").decode()
     if len(said) <= TEXT:
         found[f"gen_ai.{way}.messages"] = said
     if not _asked(step):
@@ -179,8 +179,8 @@ def split(text: str, size: int = PIECE, back: int = LOOK_BACK) -> Iterator[str]:
     while begin < len(text):
         end = begin + size
         if end < len(text):
-            end = max(text.rfind(" ", end - back, end), text.rfind(",", end - back, end), begin - 1) + 1
-            end = end if end > begin else begin + size
+            near = max(begin, end - back)
+            end = max(text.rfind(" ", near, end), text.rfind(",", near, end)) + 1 or end
         yield text[begin:end]
         begin = end
 

@@ -65,8 +65,13 @@ async def _each(client: Client, filter: str, report: AtifReport, write: Callable
     for at in range(0, len(names), AT_ONCE):
         async with aclosing(client.whole_rollouts(names[at : at + AT_ONCE], KINDS)) as found:
             async for whole in found:
+                # Lists have the costs of calls, whole rollouts have not.
+                calls = client.spans(whole.rollout.id, filter="kind:llm")
+                costs = {(it.attempt, it.sequence): it.cost async for it in calls if it.cost is not None}
+                for span in whole.spans if costs else ():
+                    span.cost = costs.get((span.attempt, span.sequence))
                 for attempt, made in trajectories(episode_of(whole), whole.spans, report):
-                    write(f"{whole.rollout.id}.{attempt}", made)
+                    _ = write(f"{whole.rollout.id}.{attempt}", made)
 
 
 def _write_file(folder: Path, name: str, made: Wire) -> None:
@@ -149,10 +154,10 @@ def atif(
     note(f"{first}{known}, {', '.join(more)}.")
     for why in sums.left:
         note(f"Left out: {why}")
-    if sums.left or not sums.rollouts:
-        raise CommandError(
-            f"{path}: {len(sums.left):,} trajectories were left out" if sums.left else f"{path} has none"
-        )
+    if sums.left:
+        raise CommandError(f"{path}: not all of it was imported")
+    if not sums.rollouts:
+        raise CommandError(f"{path}: there are no trajectories in it")
     note("What can be trained on: penstock doctor ROLLOUT")
 
 
