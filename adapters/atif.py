@@ -81,7 +81,7 @@ class AtifReport:
         self.extra[what] += count
 
     def lines(self) -> list[str]:
-        """The sums in words."""
+        """The sums in words, for people."""
         made = f"{self.trajectories:,} {'trajectory' if self.trajectories == 1 else 'trajectories'}"
         counts = {"step": self.steps, "sub-agent": self.sub_agents, "compaction": self.compactions}
         counts |= {"answer": self.answers}
@@ -148,13 +148,12 @@ class _Line:
         return self.nodes[-1].call.sequence
 
 
-def trajectories(episode: Episode, spans: Sequence[Span], report: AtifReport) -> Iterator[tuple[str, Wire]]:
-    """Yield the trajectory of each attempt that has a conversation, with the attempt's id. `spans`: those of the
-    rollout of kind `otel`, from which imported trajectories are made again. Everything else is counted in the report.
+def trajectories(episode: Episode, report: AtifReport) -> Iterator[tuple[str, Wire]]:
+    """Yield the trajectory of each attempt that has a conversation, with the attempt's id. Imported ones are made again
+    from their spans, which must have been loaded. Everything else is counted in the report.
     """
     for one in episode.attempts:
-        own = [span for span in spans if span.attempt == one.attempt.id]
-        made = _imported(one, own, report) or _Attempt(episode, one, report).trajectory()
+        made = _imported(one, report) or _Attempt(episode, one, report).trajectory()
         if made is None:
             report.empty += bool(one.calls)
         else:
@@ -162,11 +161,11 @@ def trajectories(episode: Episode, spans: Sequence[Span], report: AtifReport) ->
             yield one.attempt.id, made
 
 
-def _imported(one: EpisodeAttempt, spans: Iterable[Span], report: AtifReport) -> Wire | None:
+def _imported(one: EpisodeAttempt, report: AtifReport) -> Wire | None:
     """The trajectory that was imported as this attempt, with rewards that were given since; None without one."""
     where = f"{one.attempt.rollout}/{one.attempt.id}"
     try:
-        made = trajectory_of(spans)
+        made = trajectory_of(one.spans)
     except BrokenTrajectoryError as error:
         report.problems.append(f"{where} is not as it was imported: {error}")
         return None

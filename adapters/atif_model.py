@@ -157,7 +157,7 @@ class AtifAgent(AtifNoun):
 
 
 class AtifTotals(AtifNoun):
-    """Sums over a trajectory."""
+    """The sums over a trajectory's steps."""
 
     total_prompt_tokens: int | None = None
     total_completion_tokens: int | None = None
@@ -168,7 +168,7 @@ class AtifTotals(AtifNoun):
 
 
 class AtifTrajectory(AtifNoun):
-    """A whole trajectory."""
+    """A whole trajectory, sub-agents included."""
 
     schema_version: SchemaVersion
     session_id: str | None = None
@@ -193,7 +193,7 @@ class AtifTrajectory(AtifNoun):
 
 
 def flaws(document: object) -> list[str]:
-    """What keeps a document from being a trajectory, each as field and reason; empty for a good one."""
+    """The faults that keep a document from being a trajectory, each as field and reason; empty for a good one."""
     try:
         if depth(document) > DEEPEST:
             return [f"subagent_trajectories: more than {DEEPEST} levels of trajectories within each other"]

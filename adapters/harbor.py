@@ -1,4 +1,4 @@
-"""What a trial of Harbor has come to, from the files of its job's folder: the end of an attempt. Pure.
+"""The end of an attempt that was a trial of Harbor, from the files of the job's folder. Pure.
 
 Source: harbor 0.26.0, `models/trial/result.py` and `models/verifier/result.py`.
 """

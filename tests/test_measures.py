@@ -16,12 +16,12 @@ pytestmark = GROUP
 SLACK = 0.97
 """A figure below this share of its ceiling asks for a lower one."""
 READING = {
-    "files": 441,
-    "lines": 134_600,
+    "files": 447,
+    "lines": 136_300,
     "files below 60 lines": 55,
     "rooms of the gateway": 12,
     "layers of the gateway": 10,
-    "arrows between rooms": 108,
+    "arrows between rooms": 109,
     "arrows back": 0,
     "class names used twice": 4,
     "class names used twice in a layer": 0,

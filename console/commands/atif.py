@@ -6,7 +6,7 @@ Out: lines of JSON, or a folder for each attempt, `ROLLOUT.ATTEMPT/agent/traject
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
     from penstock.gateway.model.base import SpanKind
     from penstock.gateway.model.queue import FinishRequest
-    from penstock.gateway.model.rollout import Judgement
+    from penstock.gateway.model.rollout import Judgement, RolloutSummary
 
 KINDS: Final[tuple[SpanKind, ...]] = ("llm", "tool", "reward", "otel")
 LINES: Final = ".jsonl"
@@ -58,20 +58,28 @@ async def write_atif(client: Client, filter: str, output: Path | None) -> None:
 async def _each(client: Client, filter: str, report: AtifReport, write: Callable[[str, Wire], object]) -> None:
     """Make the trajectories, a rollout at a time. Rollouts that were made to try a release belong in no data set."""
     from penstock.adapters.atif import trajectories
-    from penstock.adapters.source import AT_ONCE, episode_of, list_rollouts
+    from penstock.adapters.source import list_rollouts, load
     from penstock.gateway.model.facts import is_rehearsal
 
-    names = [one.id async for one in list_rollouts(client, filter) if not is_rehearsal(one.id)]
-    for at in range(0, len(names), AT_ONCE):
-        async with aclosing(client.whole_rollouts(names[at : at + AT_ONCE], KINDS)) as found:
-            async for whole in found:
-                # Lists have the costs of calls, whole rollouts have not.
-                calls = client.spans(whole.rollout.id, filter="kind:llm")
-                costs = {(it.attempt, it.sequence): it.cost async for it in calls if it.cost is not None}
-                for span in whole.spans if costs else ():
-                    span.cost = costs.get((span.attempt, span.sequence))
-                for attempt, made in trajectories(episode_of(whole), whole.spans, report):
-                    _ = write(f"{whole.rollout.id}.{attempt}", made)
+    async def wanted() -> AsyncIterator[RolloutSummary]:
+        async for one in list_rollouts(client, filter):
+            if not is_rehearsal(one.id):
+                yield one
+
+    gone: list[str] = []
+    async with aclosing(load(client, wanted(), gone.append, KINDS)) as episodes:
+        async for episode in episodes:
+            rollout = episode.rollout.id
+            # Lists have the costs of calls, whole rollouts have not.
+            heads = {(it.attempt, it.sequence): it async for it in client.spans(rollout, filter="kind:llm")}
+            for call in (call for one in episode.attempts for call in one.calls):
+                head = heads.get((call.span.attempt, call.span.sequence))
+                call.span.cost = None if head is None else head.cost
+            for attempt, made in trajectories(episode, report):
+                _ = write(f"{rollout}.{attempt}", made)
+            del episode
+    if gone:
+        report.problems.append(f"{len(gone):,} more were forgotten meanwhile (retention)")
 
 
 def _write_file(folder: Path, name: str, made: Wire) -> None:
@@ -102,14 +110,14 @@ class _Source:
     where: str
     """Its file, and its line if it is one of several."""
     name: str
-    """What a rollout is called that is not named in it: by Harbor's trial, or by the file."""
+    """The rollout's name, if the document has none: by Harbor's trial, or by the file."""
     document: Any
     trial: Path | None = None
     """The folder of Harbor's trial, where it is from one."""
 
 
 @dataclass(slots=True)
-class _Sums:
+class _ImportSums:
     rollouts: int = 0
     steps: int = 0
     rewards: int = 0
@@ -138,7 +146,7 @@ def atif(
     """
     from penstock.gateway.model.toml import pluralized
 
-    sums = _Sums()
+    sums = _ImportSums()
 
     async def ask(client: Client) -> None:
         for source in _sources(path, sums):
@@ -161,7 +169,7 @@ def atif(
     note("What can be trained on: penstock doctor ROLLOUT")
 
 
-def _sources(path: Path, sums: _Sums) -> Iterator[_Source]:
+def _sources(path: Path, sums: _ImportSums) -> Iterator[_Source]:
     """Read the documents of a file or a folder; what cannot be read is left out, and said."""
     files = [path]
     if path.is_dir():
@@ -182,7 +190,7 @@ def _sources(path: Path, sums: _Sums) -> Iterator[_Source]:
             sums.left.append(unreadable(file, error))
 
 
-def _source(file: Path, content: bytes, where: str, sums: _Sums) -> _Source | None:
+def _source(file: Path, content: bytes, where: str, sums: _ImportSums) -> _Source | None:
     """The document of a file or a line; None, with a reason among the sums, if it is none."""
     from pydantic_core import from_json
 
@@ -199,7 +207,7 @@ def _source(file: Path, content: bytes, where: str, sums: _Sums) -> _Source | No
         return None
 
 
-async def _import(client: Client, source: _Source, prefix: str, sums: _Sums) -> None:
+async def _import(client: Client, source: _Source, prefix: str, sums: _ImportSums) -> None:
     """Import one document; raises `CommandError` where that cannot be, before anything of it is sent."""
     from penstock.adapters.atif_model import flaws
     from penstock.adapters.atif_spans import spans_of
@@ -263,7 +271,7 @@ async def _known(client: Client, name: tuple[str, str], head: SpanOfStep, where:
 
 
 def _end(document: Wire, source: _Source) -> tuple[FinishRequest | None, list[Judgement]]:
-    """How the attempt ended, if that is known, and its rewards: as Harbor's result of the trial tells, else as an
+    """The end of the attempt, if it is known, and its rewards: as Harbor's result of the trial tells, else as an
     export does."""
     from penstock.adapters.harbor import ENDS, judgement, trial_end
     from penstock.gateway.model.queue import FinishRequest

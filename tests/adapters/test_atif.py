@@ -29,7 +29,7 @@ SUMMARY = "The parser failed on empty lines; lines.py is mended, tests pass, the
 
 
 def made(talk: Talk, report: AtifReport | None = None) -> list[Json]:
-    return [it for _, it in trajectories(talk.episode(), talk.heads, report or AtifReport())]
+    return [it for _, it in trajectories(talk.episode(), report or AtifReport())]
 
 
 def said(talk: Talk, messages: list[Json], *answers: Json, **about: Any) -> list[Json]:
