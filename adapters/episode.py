@@ -149,7 +149,7 @@ class EpisodeAttempt:
     calls: tuple[EpisodeCall, ...]
     """Its model calls, by sequence."""
     spans: tuple[Span, ...] = field(repr=False)
-    """Heads of its calls, tool runs and rewards, by sequence."""
+    """Heads of its calls, tool runs, rewards and, where they were loaded, its agent's own spans, by sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,10 +168,10 @@ class Episode:
 
 
 def read_episode(rollout: RolloutSummary, spans: Iterable[Span], bodies: Callable[[Span], Bodies | None]) -> Episode:
-    """Make an episode of a rollout and its spans, of which only model calls, tool runs and rewards are used. `bodies`
-    is called once for each model call.
+    """Make an episode of a rollout and its spans, of which only model calls, tool runs, rewards and the agent's own
+    spans are used. `bodies` is called once for each model call.
     """
-    heads = sorted((s for s in spans if s.kind in ("llm", "tool", "reward")), key=lambda span: span.sequence)
+    heads = sorted((s for s in spans if s.kind in ("llm", "tool", "reward", "otel")), key=lambda span: span.sequence)
     tries, shared = list[EpisodeAttempt](), MessageCache()
     for attempt in rollout.attempts:
         own = tuple(span for span in heads if span.attempt == attempt.id)

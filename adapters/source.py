@@ -13,7 +13,7 @@ taken: one episode is held in memory, besides the bytes in transit.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
@@ -96,17 +96,18 @@ async def load(
     client: Client,
     rollouts: AsyncIterable[RolloutSummary] | Iterable[RolloutSummary | str],
     gone: Callable[[str], None] | None = None,
+    kinds: Sequence[SpanKind] = KINDS,
 ) -> AsyncGenerator[Episode]:
     """Yield the episode of each rollout, given by id or summary, in its present state, with the bytes of its calls;
     calls whose bytes are not stored (any more) have none. Raises ClientError, also for a rollout that does not exist;
     but with `gone`, calls `gone` with its id instead, because retention may delete rollouts at the end of a long list
-    meanwhile.
+    meanwhile. `kinds`: of the spans that are loaded.
     """
     async for names in _batches(rollouts):
         left = names
         while left:
             try:
-                async with aclosing(client.whole_rollouts(left, KINDS)) as found:
+                async with aclosing(client.whole_rollouts(left, kinds)) as found:
                     async for whole in found:
                         episode, left = episode_of(whole), left[1:]
                         # Released before the next one is read.

@@ -212,6 +212,10 @@ GROUPS: Final[dict[str, CommandGroup]] = {
     "import": CommandGroup(
         "Bring what others have recorded, or how they are configured.",
         {
+            "atif": CommandEntry(
+                "penstock.console.commands.atif:atif",
+                "Put trajectories of agents on the tape, as Harbor has them (ATIF).",
+            ),
             "agl": CommandEntry(
                 "penstock.console.commands.import_agl:agl", "Import rollouts of Agent Lightning 0.3 or 1.0."
             ),

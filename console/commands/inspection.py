@@ -375,7 +375,7 @@ def changes(*, since: int | None = None, json: Json = False, gateway: Url = LOCA
 def export(
     *filter: Terms,
     what: What = "rollouts",
-    format: Literal["jsonl", "parquet"] = "jsonl",
+    format: Literal["jsonl", "parquet", "atif"] = "jsonl",
     output: Output = None,
     gateway: Url = LOCAL,
 ) -> None:
@@ -389,15 +389,26 @@ def export(
         A row for each rollout, for each span, for each model call with what was said in it, or for each tool that a
         rollout used.
     format
-        JSON lines or Parquet, which needs the extra `parquet`.
+        JSON lines, Parquet, which needs the extra `parquet`, or a trajectory for each attempt of `rollouts` as Harbor
+        has it (ATIF), as lines or below a folder.
     output
-        File to write, which appears when it is whole; stdout if not given.
+        File to write, which appears when it is whole; stdout if not given. With `atif` a name that does not end in
+        .jsonl is a folder.
     """
     from penstock.gateway.client import tables
     from penstock.gateway.client.console import check_format, whole_file
     from penstock.gateway.model.toml import pluralized
 
     terms = joined_terms(filter)
+    if format == "atif":
+        from penstock.console.commands.atif import write_atif
+
+        if what != "rollouts":
+            raise CommandError(f"--format atif writes whole rollouts: --what {what} cannot be", 2)
+        if output is None:
+            check_format("jsonl", output)
+        with_client(gateway, lambda client: write_atif(client, terms, output))
+        return
     check_format(format, output)
 
     async def ask(client: Client) -> None:

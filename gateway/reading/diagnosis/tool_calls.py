@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, Final
 
 from penstock.gateway.model.turn import Message, Part, Turn
@@ -206,6 +207,16 @@ class ToolRequest:
     def signature(self) -> tuple[str, str]:
         """Name and arguments, independent of the id."""
         return self.name, self.canonical
+
+
+def share_messages(call: ModelCall, before: Sequence[ModelCall]) -> ModelCall:
+    """The call, with the message objects of the call before it where the messages are equal: agents send the whole
+    conversation with every call, and memory would hold it each time."""
+    for earlier in before:
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(earlier.turn.messages, call.turn.messages, strict=False))
+        known = [message for message, _ in same]
+        call.turn.messages[: len(known)] = known
+    return call
 
 
 class _Reader:

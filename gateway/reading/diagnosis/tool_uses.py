@@ -5,14 +5,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import takewhile
 
 from penstock.gateway.model.facts import POLICY_RULE, TOOL, TOOL_DURATIONS
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.model.tools import ToolList, ToolUse, UnansweredCall
 from penstock.gateway.model.turn import Exchange
 from penstock.gateway.reading.diagnosis.sub_agents import measured_tools, sub_agents
-from penstock.gateway.reading.diagnosis.tool_calls import ModelCall, ToolRequest, read_tool_requests
+from penstock.gateway.reading.diagnosis.tool_calls import ModelCall, ToolRequest, read_tool_requests, share_messages
 from penstock.gateway.reading.diagnosis.tool_join import (
     ImpliedRun,
     ToolCallRef,
@@ -53,7 +52,7 @@ def tools_used(
         elif (exchange := exchange_of(span)) is None:
             continue
         elif span.kind == "llm":
-            calls.append(_shared(model_call(span, exchange), calls[-1:]))
+            calls.append(share_messages(model_call(span, exchange), calls[-1:]))
             ids[span.sequence] = span.span_id
         else:
             runs[str(span.sequence)] = span, run_of(span, exchange)
@@ -90,16 +89,6 @@ def _measured(calls: Iterable[ModelCall], asks: Iterable[ToolRequest]) -> Durati
         for delivery in ask.deliveries
         if len(delivery.asks) == 1 and id(delivery.shown.part) in took
     }
-
-
-def _shared(call: ModelCall, before: Sequence[ModelCall]) -> ModelCall:
-    """The call, with the message objects of the call before it where the messages are equal: agents send the whole
-    conversation with every call, and memory would hold it each time."""
-    for earlier in before:
-        same = takewhile(lambda pair: pair[0] == pair[1], zip(earlier.turn.messages, call.turn.messages, strict=False))
-        known = [message for message, _ in same]
-        call.turn.messages[: len(known)] = known
-    return call
 
 
 def _unanswered(
