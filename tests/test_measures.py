@@ -16,8 +16,8 @@ pytestmark = GROUP
 SLACK = 0.97
 """A figure below this share of its ceiling asks for a lower one."""
 READING = {
-    "files": 441,
-    "lines": 134_600,
+    "files": 443,
+    "lines": 135_100,
     "files below 60 lines": 55,
     "rooms of the gateway": 12,
     "layers of the gateway": 10,
@@ -27,7 +27,7 @@ READING = {
     "class names used twice in a layer": 0,
     "docstrings of 4 words or fewer": 2,
     "docstrings that begin with What, Of and the like": 0,
-    "settings": 252,
+    "settings": 253,
 }
 PATHS = {
     "streamed call, first of its rollout": (310, 46),
