@@ -16,7 +16,7 @@ pytestmark = GROUP
 SLACK = 0.97
 """A figure below this share of its ceiling asks for a lower one."""
 READING = {
-    "files": 443,
+    "files": 444,
     "lines": 135_100,
     "files below 60 lines": 55,
     "rooms of the gateway": 12,
