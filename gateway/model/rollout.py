@@ -294,9 +294,7 @@ class WorkerUsage(Noun):
     """Busiest GPU of its machine."""
     gpu_memory_bytes: int | None = None
     """Memory in use on all its GPUs."""
-    own: dict[FigureName, Annotated[float, Field(allow_inf_nan=False)]] = Field(
-        default_factory=dict[str, float], max_length=MOST_FIGURES
-    )
+    own: dict[FigureName, Annotated[float, Field(allow_inf_nan=False)]] = Field(default={}, max_length=MOST_FIGURES)
     """Figures that its user reports, by their names; any unit."""
 
 

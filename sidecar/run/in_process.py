@@ -15,6 +15,7 @@ thread, with the variables that a subprocess gets. They are the process's while 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import os
 import threading
@@ -56,8 +57,11 @@ class InProcessWorker:
     def step(self, agent: Callable[..., Any]) -> AttemptResult | None:
         """Run `agent`, maybe async, on one rollout; return the result, None when the queue has none. The agent gets the
         task, and its address if it has a parameter `address`; what it returns is its output. Raises what the agent
-        raises, once the attempt has ended as failed, and `ClientError` when the gateway refuses the worker.
+        raises, once the attempt has ended as failed, `ClientError` when the gateway refuses the worker, and
+        `UsageError` for an async agent in a thread that runs an event loop already.
         """
+        if inspect.iscoroutinefunction(agent) and _loop_runs():
+            raise UsageError("`step` runs async agents in an event loop of its own; where one runs already use `iter`")
         run = _OneAttempt(self._settings)
         try:
             attempt = run.attempt.result()
@@ -244,6 +248,13 @@ def _settle(future: Future[T | None], value: T | BaseException | None) -> None:
             future.set_exception(value)
         else:
             future.set_result(value)
+
+
+def _loop_runs() -> bool:
+    """True in a thread that runs an event loop."""
+    with suppress(RuntimeError):
+        return bool(asyncio.get_running_loop())
+    return False
 
 
 def _set_variables(wanted: Mapping[str, str]) -> None:

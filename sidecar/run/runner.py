@@ -378,7 +378,8 @@ class HeartbeatSender:
     async def _request(self, works: list[AttemptRun], lease_s: float) -> HeartbeatRequest:
         agents = [work.agent for work in works if work.agent is not None]
         figures = await self._meter.read([agent.pid for agent in agents if agent.pid is not None])
-        figures.own = await self._hooks.figures()
+        if own := await self._hooks.figures():
+            figures.own = own
         held = [HeldAttempt(rollout=work.key[0], attempt=work.key[1], running=work.agent is not None) for work in works]
         return HeartbeatRequest(attempts=held, lease_s=lease_s, figures=figures)
 

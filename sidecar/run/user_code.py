@@ -55,7 +55,7 @@ class UserCode:
         ending = await process.wait()
         if ending != ExitStatus(exit_code=0, duration_ns=ending.duration_ns):
             how = ending.error or ending.signal or f"exit code {ending.exit_code}"
-            raise UserCodeError(f"{self.text!r}: {how}: {outputs.last_words}")
+            raise UserCodeError(": ".join(filter(None, (repr(self.text), how, outputs.last_words))))
         return outputs.result
 
 

@@ -142,5 +142,7 @@ async def test_what_is_not_run_is_an_error(gateway: Gateway, client: Client) -> 
             pass
     with pytest.raises(UsageError, match="no command"):
         _ = InProcessWorker(settings(gateway, agents=AgentSettings(("true",))))
+    with pytest.raises(UsageError, match="use `iter`"):
+        _ = InProcessWorker(settings(gateway)).step(asyncio.sleep)
     with pytest.raises(ClientError):
         _ = InProcessWorker(RunnerSettings("http://127.0.0.1:1", "desk")).step(print)
