@@ -28,8 +28,9 @@ from penstock.gateway.model.span import Span
 from penstock.gateway.model.times import Backoff
 from penstock.gateway.model.turn import Choice, Message, Part, Transcript, TranscriptCall, Turn
 from penstock.graders import GradeError, exact, json_fields, json_type, judge, numeric, regex
-from penstock.sidecar.run.reward_judge import RewardJudge, accepts_arguments
+from penstock.sidecar.run.reward_judge import RewardJudge
 from penstock.sidecar.run.settings import JudgeSettings
+from penstock.sidecar.run.user_code import accepts_arguments
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 JSON = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)

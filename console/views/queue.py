@@ -64,6 +64,9 @@ WORKERS = NounView[NounSelection, Worker](
         figure("memory", 3): lambda one, _: _bytes(one.figures.memory_bytes),
         figure("gpu", 2): lambda one, _: _percent(one.figures.gpu_percent),
         figure("gpu memory", 1): lambda one, _: _bytes(one.figures.gpu_memory_bytes),
+        Column("own figures", narrows="words", least=20, optional=True): lambda one, _: plain(
+            ", ".join(f"{name} {number(value)}" for name, value in one.figures.own.items())
+        ),
     },
     concerns=frozenset({"rollouts"}),
     every_s=5.0,

@@ -278,6 +278,11 @@ class RolloutSummary(Rollout):
     """Calls of tools of servers behind the gateway (MCP); `tool_calls` are those that models asked for."""
 
 
+MOST_FIGURES: Final = 32
+"""The most figures of its user's own that a worker reports."""
+FigureName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_./-]{0,63}$")]
+
+
 class WorkerUsage(Noun):
     """The load of a worker's machine and of its agents."""
 
@@ -289,6 +294,8 @@ class WorkerUsage(Noun):
     """Busiest GPU of its machine."""
     gpu_memory_bytes: int | None = None
     """Memory in use on all its GPUs."""
+    own: dict[FigureName, Annotated[float, Field(allow_inf_nan=False)]] = Field(default={}, max_length=MOST_FIGURES)
+    """Figures that its user reports, by their names; any unit."""
 
 
 class Worker(Noun):

@@ -24,15 +24,16 @@ from typing import Any, Final, Literal, TypeVar
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.client.connection import Conflict
 from penstock.gateway.model.queue import Claim, Event, FinishAnswer, FinishRequest, Scalar
-from penstock.gateway.model.rollout import Judgement, Outcome
+from penstock.gateway.model.rollout import Judgement, Outcome, Reward
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.model.times import Backoff
 from penstock.sidecar.run.agent.environment import TaskTemplateError
 from penstock.sidecar.run.agent.process import AgentHandle, AgentOutput, ExitStatus, Stream
 from penstock.sidecar.run.engines.local import AgentEngine
 from penstock.sidecar.run.progress import AttemptResult, LineProgress
-from penstock.sidecar.run.reward_judge import RewardError, RewardJudge, parse_printed_reward
+from penstock.sidecar.run.reward_judge import RewardJudge, parse_printed_reward
 from penstock.sidecar.run.settings import RunnerSettings
+from penstock.sidecar.run.user_code import UserCodeError
 
 PAUSES = Backoff(0.1, 2.0)
 MOST_FAILURES = 8
@@ -41,7 +42,7 @@ AWAY = frozenset({None, 502, 503, 504})
 T = TypeVar("T")
 StopCause = Literal["timeout", "lost", "returned"]
 LAST_EVENTS_S = 5.0
-"""The longest time that a cancelled attempt may take to send its remaining output; s."""
+"""The longest time that an attempt may take to send what is left after it was cancelled, or has ended; s."""
 
 
 class AttemptRun:
@@ -61,6 +62,10 @@ class AttemptRun:
         self.claim = claim
         self._excused, self._gateway_away = excused and settings.release is None, False
         self.agent: AgentHandle | None = None
+        self.answer: FinishAnswer | None = None
+        """The gateway's answer to the attempt's end; None until then, and when the attempt was lost or returned."""
+        self.over = asyncio.Event()
+        """Set when the attempt is lost or returned."""
         self._settings, self._client, self._engine = settings, client, engine
         self._judge, self._progress = judge, progress
         self._journal = Journal(self._send, settings.keep_output)
@@ -70,7 +75,7 @@ class AttemptRun:
         """The fault of the surroundings, in words; None when the agent itself failed, or when nothing is known yet."""
         self._reason: str | None = None
         self._reward_error: str | None = None
-        self._over, self._finishing = asyncio.Event(), False
+        self._finishing = False
         self._lease: asyncio.TimerHandle | None = None
         self._wants_events = True
         self.renew(settings.lease_s)
@@ -112,11 +117,18 @@ class AttemptRun:
         self._wants_events = False
         self._end("returned", "the runner had to leave")
 
+    def hand_back(self, reason: str) -> None:
+        """Hand the attempt back, because the agent was not left to try its task: it counts as no try."""
+        if not self._finishing:
+            self._fault = reason
+            if self.agent is not None:
+                self.agent.terminate()
+
     def _end(self, why: StopCause, reason: str) -> None:
         if self._why in (None, "timeout"):
             self._why, self._reason = why, reason
         if why != "timeout":
-            self._over.set()
+            self.over.set()
         if self.agent is not None:
             self.agent.terminate()
 
@@ -129,14 +141,15 @@ class AttemptRun:
             ending = await self._run_agent()
             outcome = self._outcome(ending)
             self._journal.event("exit", _exit(ending))
-            rewards = await cancel_on(self._over, self._rewards(outcome))
+            rewards = await cancel_on(self.over, self._rewards(outcome))
             self._journal.close()
-            attempt = None if rewards is None else await cancel_on(self._over, self._finish(outcome, rewards, sender))
-            if attempt is None and self._wants_events:
+            if rewards is not None:
+                self.answer = await cancel_on(self.over, self._finish(outcome, rewards, sender))
+            if self.answer is None and self._wants_events:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LAST_EVENTS_S):
                         _ = await self._send(await self._last_events(sender))
-            return self._result(attempt, outcome, time.monotonic() - began)
+            return self._result(self.answer, outcome, time.monotonic() - began)
         finally:
             _ = sender.cancel()
             if self._lease is not None:
@@ -146,7 +159,7 @@ class AttemptRun:
         try:
             async with self._engine.running(self.claim, self._outputs.feed) as agent:
                 self.agent = agent
-                if self._over.is_set():
+                if self.over.is_set() or self._fault is not None:
                     agent.terminate()
                 return await self._timed(agent)
         except (TaskTemplateError, OSError, ValueError) as e:
@@ -175,6 +188,8 @@ class AttemptRun:
         made.output = self._outputs.result
         if self._why is not None:
             made.reason = self._reason
+        elif self._fault is not None:
+            made.reason = self._fault
         elif ending.error is not None:
             made.reason = ending.error[:2000]
         elif ending.exit_code != 0:
@@ -204,7 +219,7 @@ class AttemptRun:
                 if self._judge.reads_calls:
                     transcript = await retry_until_answered(lambda: self._client.transcript(*self.key, outcome))
                 found += await self._judge.judge(self.claim.rollout.input, outcome.output, transcript)
-        except RewardError as e:
+        except UserCodeError as e:
             self._no_reward(str(e))
         except Exception as e:
             self._no_reward(f"{type(e).__name__}: {e}")
@@ -255,6 +270,19 @@ class AttemptRun:
 
     async def _calls(self) -> list[Span]:
         return [span async for span in self._client.spans(*self.key, filter="kind:llm")]
+
+    async def stored_rewards(self) -> list[Reward]:
+        """All rewards that the gateway has of the attempt, whoever gave them."""
+        return [Reward.of(span) async for span in self._client.spans(*self.key, filter="kind:reward")]
+
+    async def add_event(self, name: str, attributes: dict[str, Scalar]) -> None:
+        """Add an event, also after the attempt's end; then it is lost if the gateway is away."""
+        if not self._journal.closed:
+            self._journal.event(name, attributes)
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_EVENTS_S):
+                _ = await self._send([Event(name=name, time_ns=time.time_ns(), attributes=attributes)])
 
     def _away(self, reason: str) -> None:
         self._gateway_away = True
@@ -368,6 +396,11 @@ class Journal:
         self._tail_size = self._dropped = self._pieces = 0
         self._news, self._closed = asyncio.Event(), asyncio.Event()
         self._refused = False
+
+    @property
+    def closed(self) -> bool:
+        """True when it takes no more events."""
+        return self._closed.is_set()
 
     def line(self, stream: Stream, text: str) -> None:
         """Add a line of output."""

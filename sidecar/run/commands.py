@@ -68,6 +68,9 @@ class RunOptions:
     reward: str | None = None
     """module:function that gets task, output and, if it takes a third argument, transcript, and returns the reward; or
     a shell command that gets the same as JSON on stdin and prints the reward as its last line."""
+    hook: Words = None
+    """EVENT=module:function or EVENT=COMMAND, called with JSON at on_rollout_start, on_attempt_start, on_reward,
+    on_attempt_end, on_rollout_end, or on_heartbeat for figures of your own; may be repeated."""
     keep_going: Annotated[bool, Parameter(negative="")] = False
     """Take more work however many agents fail at once and in the same way."""
     env: Words = None
@@ -95,9 +98,11 @@ class RunOptions:
         """The settings of a runner with these options. Raises `UsageError`."""
         from penstock.sidecar.run.settings import (
             AgentSettings,
+            HookSettings,
             JudgeSettings,
             RunnerSettings,
             UsageError,
+            hook,
             seconds,
             variable,
         )
@@ -126,6 +131,7 @@ class RunOptions:
             key=control_key(),
             agents=agents,
             judging=JudgeSettings(self.reward),
+            hooks=HookSettings(tuple(map(hook, self.hook or ()))),
             workers=self.workers * self.concurrency,
             most=self.max,
             watch=self.watch,
@@ -280,6 +286,7 @@ def _try(settings: RunnerSettings, on: Literal["here", "ray", "kubernetes"], tas
     from penstock.gateway.client.environment import CURRENT_GATEWAY
     from penstock.gateway.model.toml import pluralized
     from penstock.sidecar.run.engines.local import LocalEngine
+    from penstock.sidecar.run.hooks import Hooks
     from penstock.sidecar.run.reward_judge import dry_run_judge, first_task
 
     task, count = first_task(tasks)
@@ -292,6 +299,7 @@ def _try(settings: RunnerSettings, on: Literal["here", "ray", "kubernetes"], tas
         return await dry_run_judge(settings.judging, task)
 
     _check_extra(on)
+    _ = Hooks(settings)
     found = asyncio.run(look())
     if found.doubt is not None:
         print(found.doubt, file=sys.stderr)

@@ -15,11 +15,7 @@ import asyncio
 import inspect
 import json
 import math
-import os
-import re
-import subprocess
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
@@ -27,19 +23,15 @@ from penstock.gateway.client.console import unreadable
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, Judgement, Outcome, RewardSource, Rollout
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Choice, Message, Part, Transcript, TranscriptCall, Turn
-from penstock.sidecar.run.agent.callables import LoadError, in_thread, load
 from penstock.sidecar.run.agent.environment import to_json
-from penstock.sidecar.run.agent.process import AgentOutput, ExitStatus, LaunchCommand, Stream, start
 from penstock.sidecar.run.settings import JudgeSettings, UsageError
+from penstock.sidecar.run.user_code import UserCode, UserCodeError, accepts_arguments
 
 PARTS = {"reward", "value", "rewards", "dimensions", "reason"}
 MOST_REASON = 10_000
-GRACE_S = 1.0
-_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-"""A judge that is a function of Python; any other is a command of the shell."""
 
 
-class RewardError(Exception):
+class RewardError(UserCodeError):
     """Raised when a judge returned no valid reward."""
 
 
@@ -49,50 +41,34 @@ class RewardJudge:
     def __init__(self, judging: JudgeSettings) -> None:
         """Raises `UsageError` when there is no such function or command, or the function takes other arguments."""
         judge, self._timeout_s = judging.judge, judging.timeout_s
+        self._code = None if judge is None else UserCode("--reward", judge)
         self.configured = judge is not None
-        self.function = _load(judge) if judge is not None and _FUNCTION.fullmatch(judge) else None
+        self.function = None if self._code is None else self._code.function
         """The judge's function; None for a command, or without a judge."""
         if judge is not None and self.function is not None:
             _check_parameters(judge, self.function)
-        self._command = judge if self.function is None else None
-        self.reads_calls = self._command is not None or (
-            self.function is not None and accepts_arguments(self.function, 3)
-        )
+        self.reads_calls = self.configured and (self.function is None or accepts_arguments(self.function, 3))
         """True if the judge gets the transcript."""
-        if self._command is not None:
-            _look_up(self._command)
 
     async def judge(self, task: Any, output: Any, transcript: Transcript | None) -> list[Judgement]:
-        """The judge's reward; raises `RewardError`, and whatever the function raises. `transcript` may be None when the
-        judge does not read calls.
+        """The judge's reward; raises `UserCodeError`, and whatever the function raises. `transcript` may be None when
+        the judge does not read calls.
         """
+        if self._code is None:
+            return []
         try:
             async with asyncio.timeout(self._timeout_s):
                 if self.function is not None:
-                    value = await _call(self.function, task, output, *([transcript] if self.reads_calls else []))
+                    value = await self._code.call(task, output, *([transcript] if self.reads_calls else []))
                     return _one(value, "runner", "runner-function")
-                if self._command is not None:
-                    assert transcript is not None, "a command reads calls"
-                    value = await _ask(self._command, task, output, transcript)
-                    return _one(value, "runner", "runner-command")
+                assert transcript is not None, "a command reads calls"
+                said = {"task": task, "output": output, "transcript": transcript.model_dump(mode="json")}
+                value = await self._code.ask(said)
         except TimeoutError:
             raise RewardError(f"it took longer than {self._timeout_s:g} s") from None
-        return []
-
-
-def accepts_arguments(function: Callable[..., Any], count: int) -> bool:
-    """True if a function can be called with `count` arguments; True also when its signature is unknown, as for some
-    functions that are not written in Python.
-    """
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return True
-    try:
-        _ = signature.bind(*[None] * count)
-    except TypeError:
-        return False
-    return True
+        if value is None:
+            raise RewardError(f"{self._code.text!r} printed no number and no JSON object")
+        return _one(value, "runner", "runner-command")
 
 
 def parse_printed_reward(output: Any, judged: bool) -> list[Judgement]:
@@ -151,68 +127,6 @@ def _number(name: str, value: Any) -> float:
     return number
 
 
-def _load(name: str) -> Callable[..., Any]:
-    try:
-        return load(name)
-    except LoadError as e:
-        raise UsageError(f"--reward: {e}") from None
-    except Exception as e:
-        raise UsageError(f"--reward: {name!r} cannot be imported: {type(e).__name__}: {e}") from None
-
-
-def _look_up(command: str) -> None:
-    """Ask the shell, without running the command, if it can parse it and finds its first word. Raises `UsageError`."""
-    tried = subprocess.run(("/bin/sh", "-n", "-c", command), stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    if tried.returncode != 0:
-        said = tried.stderr.decode(errors="replace").strip().splitlines()
-        raise UsageError(f"--reward: {command!r}: {said[-1] if said else 'the shell does not understand it'}")
-    first = re.match(r"\s*([A-Za-z0-9_./+-]+)(?=\s|$)", command)
-    if first is None:
-        return  # a variable, a quote, a substitution: only running it tells
-    known = ("/bin/sh", "-c", 'command -v "$1" >/dev/null', "sh", first[1])
-    if subprocess.run(known, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode != 0:
-        raise UsageError(f"--reward: there is no command {first[1]!r}, or it cannot be executed; name its path")
-
-
-async def _call(function: Callable[..., Any], *given: Any) -> Any:
-    """Call an async function directly and any other in a thread, so that heartbeats go on."""
-    if inspect.iscoroutinefunction(function):
-        return await function(*given)
-    result = await in_thread(lambda: _judged(function, given), "penstock-judge")
-    return await result if inspect.isawaitable(result) else result
-
-
-def _judged(function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
-    try:
-        return function(*given)
-    except StopIteration as e:
-        raise RuntimeError(repr(e)) from None
-    except Exception:
-        raise
-    except BaseException as e:
-        # A judge that exits is handled as one that raises any other error.
-        raise RuntimeError(f"it raised {e!r}") from None
-
-
-async def _ask(command: str, task: Any, output: Any, transcript: Transcript) -> Any:
-    """Run the command with a function's arguments as JSON on stdin; return the last line that it prints, as JSON."""
-    given = {"task": task, "output": output, "transcript": transcript.model_dump(mode="json")}
-    outputs = AgentOutput(_unheard)
-    asked = LaunchCommand(("/bin/sh", "-c", command), dict(os.environ), to_json(given).encode())
-    process = await start(asked, GRACE_S, outputs.feed)
-    ending = await process.wait()
-    if ending != ExitStatus(exit_code=0, duration_ns=ending.duration_ns):
-        how = ending.error or ending.signal or f"exit code {ending.exit_code}"
-        raise RewardError(f"{command!r}: {how}: {outputs.last_words}")
-    if outputs.result is None:
-        raise RewardError(f"{command!r} printed no number and no JSON object")
-    return outputs.result
-
-
-def _unheard(stream: Stream, line: str) -> None:
-    """Drop a line that a judge prints."""
-
-
 # `penstock run --check`: checks that agents and their judge can begin. No agent runs and nothing is claimed.
 #
 # Certain errors are refused: agents that cannot start, and a judge whose function does not exist, or takes neither two
@@ -259,7 +173,7 @@ async def dry_run_judge(judging: JudgeSettings, task: Any) -> DryRun:
         where = traceback.extract_tb(error.__traceback__)[-1]
         raised = f"{type(error).__name__}: {error} ({Path(where.filename).name}, line {where.lineno})"
         return DryRun(f"{tried} and raised {raised}; try it on an answer that your agent has given")
-    except RewardError as error:
+    except UserCodeError as error:
         what = str(error)
     # The function is the user's and may raise anything.
     except Exception as error:

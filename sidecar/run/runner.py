@@ -34,6 +34,7 @@ from penstock.sidecar.run.attempt import (
     retry_until_answered,
 )
 from penstock.sidecar.run.engines.local import AgentEngine
+from penstock.sidecar.run.hooks import Hooks
 from penstock.sidecar.run.progress import AttemptResult, AttemptTally, LineProgress
 from penstock.sidecar.run.reward_judge import RewardJudge
 from penstock.sidecar.run.settings import RunnerSettings
@@ -50,10 +51,10 @@ class Runner:
     """Claims attempts from the queue and runs an agent for each."""
 
     def __init__(self, settings: RunnerSettings, engine: AgentEngine, progress: LineProgress) -> None:
-        """Raises `UsageError` when the settings name a judge that does not exist."""
+        """Raises `UsageError` when the settings name a judge or a hook that does not exist."""
         self.tally = AttemptTally()
         self._settings, self._engine, self._progress = settings, engine, progress
-        self._judge = RewardJudge(settings.judging)
+        self._judge, self._hooks = RewardJudge(settings.judging), Hooks(settings, progress.say)
         self._works: dict[asyncio.Task[None], AttemptRun] = {}
         self._claimed = 0
         self._breaker = FailureBreaker(settings.keep_going)
@@ -72,6 +73,12 @@ class Runner:
         for work in self._works.values():
             work.give_back()
 
+    def hand_back(self, reason: str) -> None:
+        """Take no more work, and hand back the attempts that run: they count as no tries."""
+        self.stop()
+        for work in self._works.values():
+            work.hand_back(reason)
+
     async def run(self) -> AttemptTally:
         """Run attempts until there are no more; return the tally. Raises `ClientError` when the gateway refuses the
         runner.
@@ -79,7 +86,7 @@ class Runner:
         _ = CURRENT_GATEWAY.set((self._settings.gateway, self._settings.key))
         async with Client(self._settings.gateway, self._settings.key) as client:
             _ = await client.queue()  # a wrong address or key shows at once
-            heart = HeartbeatSender(client, self._settings, self._progress)
+            heart = HeartbeatSender(client, self._settings, self._progress, self._hooks)
             beating = asyncio.ensure_future(heart.run())
             try:
                 await self._take(client, heart)
@@ -157,6 +164,7 @@ class Runner:
     async def _work(self, work: AttemptRun, client: Client, heart: HeartbeatSender) -> None:
         heart.add(work)
         try:
+            await self._hooks.before(work)
             result = await work.run()
         except Exception as e:
             # The lease of this attempt ends by itself; the other workers go on.
@@ -168,6 +176,7 @@ class Runner:
             await heart.give_back(work)
         self.tally.add(result)
         self._progress.on_end(result, self.tally)
+        await self._hooks.after(work, result)
         if result.end == "environment":
             self._faults[result.rollout] += 1
             # Surroundings that failed are tried again, with a longer pause each time.
@@ -293,7 +302,8 @@ RETURNED_LEASE_S = 1.0
 class HeartbeatSender:
     """Sends the heartbeats for all attempts of a runner."""
 
-    def __init__(self, client: Client, settings: RunnerSettings, progress: LineProgress) -> None:
+    def __init__(self, client: Client, settings: RunnerSettings, progress: LineProgress, hooks: Hooks) -> None:
+        self._hooks = hooks
         self._client, self._settings, self._progress = client, settings, progress
         self._held: dict[tuple[str, str], AttemptRun] = {}
         self._meter = Meter()
@@ -368,6 +378,8 @@ class HeartbeatSender:
     async def _request(self, works: list[AttemptRun], lease_s: float) -> HeartbeatRequest:
         agents = [work.agent for work in works if work.agent is not None]
         figures = await self._meter.read([agent.pid for agent in agents if agent.pid is not None])
+        if own := await self._hooks.figures():
+            figures.own = own
         held = [HeldAttempt(rollout=work.key[0], attempt=work.key[1], running=work.agent is not None) for work in works]
         return HeartbeatRequest(attempts=held, lease_s=lease_s, figures=figures)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import Literal, cast, get_args
 
 from penstock.gateway.model import times
 from penstock.gateway.model.base import Mode
@@ -68,6 +69,22 @@ class JudgeSettings:
     """Longest time that one reward may take; s."""
 
 
+HookEvent = Literal[
+    "on_rollout_start", "on_attempt_start", "on_reward", "on_attempt_end", "on_rollout_end", "on_heartbeat"
+]
+"""The moments at which a hook may be called."""
+
+
+@dataclass(frozen=True, slots=True)
+class HookSettings:
+    """The hooks of a runner: code of the user that is called around attempts and changes nothing of them."""
+
+    hooks: tuple[tuple[HookEvent, str], ...] = ()
+    """(event, module:function or a shell command); those of one event are called in this order."""
+    timeout_s: float = 30.0
+    """Longest time that one hook may take; s."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunnerSettings:
     """All settings of a runner."""
@@ -82,6 +99,8 @@ class RunnerSettings:
     """The agents to run."""
     judging: JudgeSettings = JudgeSettings()
     """The judge of the attempts."""
+    hooks: HookSettings = HookSettings()
+    """The hooks around the attempts."""
     workers: int = 1
     """Number of agents at a time."""
     most: int | None = None
@@ -116,3 +135,13 @@ def variable(text: str) -> tuple[str, str]:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or not equals:
         raise UsageError(f"--env: {text!r} is not NAME=VALUE")
     return name, value
+
+
+def hook(text: str) -> tuple[HookEvent, str]:
+    """The (event, function or command) of a `--hook` option; raises `UsageError`."""
+    event, equals, code = text.partition("=")
+    if event not in get_args(HookEvent):
+        raise UsageError(f"--hook: {event!r} is no event: use {', '.join(get_args(HookEvent))}")
+    if not equals or not code.strip():
+        raise UsageError(f"--hook: {text!r} is not EVENT=module:function or EVENT=COMMAND")
+    return cast(HookEvent, event), code

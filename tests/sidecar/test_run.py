@@ -195,7 +195,7 @@ async def test_a_judge_has_the_word_over_what_the_agent_prints(
     ("judge", "reason"),
     [
         ("functions:nobody", "KeyError: 'answer'"),
-        ("echo sorry; exit 4", "'echo sorry; exit 4': exit code 4: "),
+        ("echo sorry; exit 4", "'echo sorry; exit 4': exit code 4"),
         ("echo much", "'echo much' printed no number and no JSON object"),
     ],
 )

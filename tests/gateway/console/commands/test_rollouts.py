@@ -169,7 +169,7 @@ async def test_workers_are_listed(shell: Shell, client: Client) -> None:
     rows = [line.split() for line in (await shell.run("workers")).text.splitlines()]
     assert rows[1][0] == "host-1"
     assert f"r1/{claim.attempt.id}" in rows[1]
-    assert (await shell.run("workers", "--json")).rows[0]["figures"] == {"cpu_percent": 50.0}
+    assert (await shell.run("workers", "--json")).rows[0]["figures"] == {"cpu_percent": 50.0, "own": {}}
     assert (await shell.run("rollouts", "worker:host-?", "status:claimed", "--json")).rows[0]["id"] == "r1"
 
 

@@ -203,6 +203,8 @@ def test_workers() -> None:
     )
     idle = Worker(id="host-2", last_seen_ns=NOW)
     check_widths("workers", pictures.WORKERS.table([busy, idle], NOW))
+    idle.figures.own = {"gpu.temperature": 61.0, "disk.free_gb": 1234567.8}
+    check_widths("workers-own", pictures.WORKERS.table([busy, idle], NOW))
 
 
 def test_what_became_of_tasks() -> None:
