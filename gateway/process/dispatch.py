@@ -156,7 +156,7 @@ class Dispatch:
             try:
                 return b"/agent/none/v1/traces" if self.control.lightning.admit(request) else None
             except guard.ApiError as error:
-                raise ClientFault(error.status, "key", str(error), "authorization") from None
+                raise ClientFault(error.status, "token", str(error), "authorization") from None
         if path not in LOGIN_PATHS:
             return None
         scope = LOGIN_SCOPE.format(scheme=self._mcp.servers.scheme, peer=quote(client.hints.peer or "-", safe=""))

@@ -468,6 +468,7 @@ class LightningOperations(AttemptRecords):
         stored = self._tape.get("workers", name)
         own = Worker(id=found["worker_id"], first_seen_ns=now) if stored is None else Worker.model_validate_json(stored)
         held = f"{found['current_rollout_id']}/{found['current_attempt_id']}"
+        own.finished += bool(own.attempts) and found["status"] == "idle"
         own.last_seen_ns, own.attempts = now, [held] if found["current_rollout_id"] else []
         self._tape.put("workers", name, own.model_dump_json(exclude_defaults=True).encode())
         return found

@@ -368,7 +368,7 @@ async def test_resources_have_versions(store: Store) -> None:
         assert isinstance((await store.post("/resources", wrong, 422))["detail"], list)
 
 
-async def test_workers_are_busy_idle_or_lost(store: Store) -> None:
+async def test_workers_are_busy_idle_or_lost(store: Store, api: Client) -> None:
     assert await store.get("/workers/w1") is None
     name, attempt = await store.taken("w1")
     busy = await store.get("/workers/w1")
@@ -380,6 +380,9 @@ async def test_workers_are_busy_idle_or_lost(store: Store) -> None:
     _ = await store.post("/queues/rollouts/dequeue", {"worker_id": "w2"})
     page = await store.post("/workers/search", {"status_in": ["idle"], "filter_logic": "and"})
     assert [one["worker_id"] for one in page["items"]] == ["w2"]
+    name, attempt = await store.taken("w2")
+    _ = await store.post(f"/rollouts/{name}/attempts/{attempt}", {"status": "succeeded"})
+    assert [(one.id, one.attempts, one.finished) for one in await api.workers()] == [("w1", [], 0), ("w2", [], 1)]
 
 
 async def test_a_forgotten_rollout_leaves_nothing(store: Store, local: Local) -> None:

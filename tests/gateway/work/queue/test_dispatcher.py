@@ -20,7 +20,7 @@ from fakes.waiting import until, when
 from pydantic import ValidationError
 
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.base import LONGEST_S, Mode
+from penstock.gateway.model.base import LONGEST_S
 from penstock.gateway.model.queue import LONGEST_WAIT_S, ClaimRequest, FinishRequest, RolloutSpec
 from penstock.gateway.model.rollout import (
     AttemptStatus,
@@ -400,17 +400,17 @@ async def test_who_leaves_or_gives_up_does_not_take_a_wake_up_along(life: Life) 
 async def test_no_claim_sleeps_through_work_that_comes_back_while_it_looks(
     life: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take, gate = life.dispatcher._take, threading.Event()
+    take, gate = life.dispatcher.take, threading.Event()
 
-    async def late(asked: ClaimRequest, modes: frozenset[Mode]) -> list[ClaimedAttempt]:
-        if claimed := await take(asked, modes):
+    async def late(claim: Callable[[Transaction], list[ClaimedAttempt]], now: int) -> list[ClaimedAttempt]:
+        if claimed := await take(claim, now):
             return claimed
         await until(lambda: bool(life.dispatcher.queue.counts()))
         # Whoever is told that it is back has been told.
         await life.recorder.submit(lambda transaction: None)
         return []
 
-    monkeypatch.setattr(life.dispatcher, "_take", late)
+    monkeypatch.setattr(life.dispatcher, "take", late)
     await life.enqueue("q1")
     held = patient(life.recorder.submit(lambda transaction: gate.wait(PATIENCE)))
     leaving = patient(life.claim("gone", lease_s=3600))
