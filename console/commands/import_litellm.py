@@ -26,6 +26,8 @@ from penstock.gateway.model.settings import ADMIN_KEY, http_url
 MOST_BYTES: Final = 4 << 20
 MOST_ALIASES: Final = 1_000
 """Most references (`*name`) in one YAML file: a few of them can stand for a billion values."""
+DEEPEST: Final = 50
+"""Most levels of lists and mappings in it."""
 MOST_PLACES: Final = 4
 """Most places that are named of one note."""
 VARIABLE: Final = re.compile(r"os\.environ/([A-Za-z_][A-Za-z0-9_]*)")
@@ -169,9 +171,8 @@ def yaml_of(file: Path) -> Fields:
     if len(content) > MOST_BYTES:
         raise CommandError(f"{file}: {TOO_LARGE}")
     try:
-        aliases = sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(content, yaml.SafeLoader))
-        if aliases > MOST_ALIASES:
-            raise CommandError(f"{file}: it has more than {MOST_ALIASES} references")
+        if (why := _excess(yaml, content)) is not None:
+            raise CommandError(f"{file}: it has more than {why}")
         found = yaml.safe_load(content)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -187,6 +188,19 @@ def yaml_of(file: Path) -> Fields:
     if not isinstance(found, dict):
         raise CommandError(f"{file} is no configuration of LiteLLM's proxy: it has no keys such as model_list")
     return cast(Fields, found)
+
+
+def _excess(yaml: Any, content: bytes) -> str | None:
+    """The bound that a YAML file breaks; the loader would need much time or memory."""
+    depth = aliases = 0
+    for event in yaml.parse(content, yaml.SafeLoader):
+        aliases += isinstance(event, yaml.AliasEvent)
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            return f"{DEEPEST} levels"
+        if aliases > MOST_ALIASES:
+            return f"{MOST_ALIASES} references"
+    return None
 
 
 def convert(config: Fields, environment: Mapping[str, str]) -> Conversion:

@@ -262,8 +262,7 @@ def _value(given: Any, what: str, depth: int) -> Value:
     if depth > DEEPEST:
         raise OddRecordError(f"{what} has more than {DEEPEST} levels")
     if "intValue" in value:
-        found = _whole(value["intValue"], what)
-        return found if -(2**63) <= found < 2**63 else str(found)
+        return _whole(value["intValue"], what)
     if "arrayValue" in value:
         listed = objects(fields_of(value["arrayValue"] or {}, what).get("values"), what)
         return [_value(one, what, depth + 1) for one in listed]

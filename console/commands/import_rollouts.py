@@ -430,7 +430,7 @@ def attributes(**given: Any) -> dict[str, Value]:
 
 
 def flat(value: Any, what: str) -> dict[str, Value]:
-    """An object of attributes as OpenTelemetry has them. Numbers that are no 64-bit integers become text."""
+    """An object of attributes as OpenTelemetry has them."""
     return {name: _attribute(one) for name, one in fields_of(value or {}, what).items() if one is not None}
 
 
@@ -439,8 +439,6 @@ def _attribute(value: Any) -> Value:
         return [_attribute(one) for one in cast(list[Any], value)]
     if isinstance(value, dict):
         return {name: _attribute(one) for name, one in cast(Fields, value).items()}
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        return str(value)
     return value
 
 
