@@ -127,10 +127,10 @@ def texts(value: Any) -> list[str]:
     return [it for it in [value, *arr(value)] if isinstance(it, str)]
 
 
-TEXTS = st.lists(st.tuples(st.text(st.characters(codec="utf-8"), max_size=40), st.sampled_from([1, 1, 300, 1500])), max_size=6)
+TEXT_OR_LONG = st.tuples(st.text(st.characters(codec="utf-8"), max_size=40), st.sampled_from([1, 1, 300, 1500]))
 
 
-@given(TEXTS, STEPS)
+@given(st.lists(TEXT_OR_LONG, max_size=6), STEPS)
 def test_spans_make_up_what_was_imported(messages: list[tuple[str, int]], steps: list[Step]) -> None:
     talk, _ = played(steps)
     said = [text * often for text, often in messages]

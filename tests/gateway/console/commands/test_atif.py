@@ -101,7 +101,12 @@ async def test_a_job_of_harbor(shell: Shell) -> None:
     }.items():
         agent = shell.folder / "job" / trial / "agent"
         agent.mkdir(parents=True)
-        (agent / "trajectory.json").write_text(json.dumps(trajectory(session_id="s")))
+        made = trajectory(session_id="s")
+        if trial == "bad__2":
+            # Many harnesses count the whole run only.
+            made |= {"final_metrics": {"total_prompt_tokens": 7, "total_cost_usd": 0.125}}
+            del made["steps"][1]["metrics"]
+        (agent / "trajectory.json").write_text(json.dumps(made))
         (agent.parent / "result.json").write_text(json.dumps(result))
     ids = {"prompt_token_ids": list(range(100_000)), "completion_token_ids": [1], "logprobs": [-0.5]}
     long: list[Json] = [{"step_id": 1, "source": "user", "message": f"{'words ' * 1400}{KEY}{' words' * 20_000}"}]
@@ -116,6 +121,7 @@ async def test_a_job_of_harbor(shell: Shell) -> None:
     found = {row["id"]: row for row in (await shell.run("rollouts", "--json")).rows}
     assert (found["good__1"]["status"], found["good__1"]["reward"]) == ("succeeded", 1.0)
     assert (found["good__1"]["totals"]["told"], found["good__1"]["totals"]["cost"]) == (1, 0.5)
+    assert (found["bad__2"]["totals"]["input_tokens"], found["bad__2"]["totals"]["cost"]) == (7, 0.125)
     assert (found["bad__2"]["status"], found["bad__2"].get("reward")) == ("failed", None)
     assert (found["bad__2"]["attempts"][0]["outcome"]["reason"]) == "AgentTimeoutError: 900 s"
     [back] = await exported(shell, "rollout:good__1.cont-1")
