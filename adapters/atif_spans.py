@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
@@ -22,17 +22,18 @@ from penstock.gateway.wire.dialects.loose_json import arr, obj, objs
 Wire = dict[str, Any]
 AT, STEP, PART, JSON = (f"penstock.atif.{name}" for name in ("at", "step", "part", "json"))
 """Attributes of imported spans: the trajectory's place (0, 0.1 for its first sub-agent, ...), the step's number (0 for
-the head), the number of the part from 0, and the pieces of JSON."""
+the head), the number of the part from 0, and the pieces of packed JSON."""
 COUNTS, DIGEST = "penstock.atif.counts", "penstock.atif.digest"
 """Attributes of heads: how many steps and embedded trajectories there are, and the hash of the whole document."""
 PIECE: Final = 8000
 """Most characters of one text that is not cut, less some for what masking adds."""
-FIRST, MORE = 3, 7
-"""Most pieces in the span of a step, which has other texts too, and in one with the rest."""
+FIRST, MORE, MOST_PIECES = 24_000, 56_000, 120
+"""Most characters of pieces in the span of a step, which has other texts too, and in one with the rest; most pieces in
+either."""
 TEXT: Final = 8192
 """Most characters of a text that stands in an attribute of its own."""
 SHOWN: Final = 200
-"""Characters of a step's text that stand where it is shown in one line."""
+"""Most characters of a step's text that stand where it is shown in one line."""
 UNKNOWN: Final = "unknown"
 """Name and version of an agent that nothing tells; Harbor writes the same."""
 LOOK_BACK: Final = 2000
@@ -58,9 +59,17 @@ def digest_of(document: Wire) -> str:
 def spans_of(document: Wire, name: str, now_ns: int) -> Iterator[SpanOfStep]:
     """Yield the spans of a valid trajectory, parents first. `name`: of the attempt, part of the spans' ids; `now_ns`:
     the time of trajectories that say none. A step without a time has that of the step before, or of the next."""
-    times = [ns for one in _all(document) for step in objs(one["steps"]) if (ns := time_of(step)) is not None]
+    steps = [step for one in _all(document) for step in objs(one["steps"])]
+    times = [ns for step in steps if (ns := time_of(step)) is not None]
     whole = (min(times), max(times)) if times else (now_ns, now_ns)
     yield from _trajectory(document, name, "0", whole, {DIGEST: digest_of(document)})
+    totals = obj(document.get("final_metrics"))
+    counts = {key.removeprefix("total_"): value for key, value in totals.items() if key != "total_steps"}
+    if not any(step.get("metrics") for step in steps) and (about := _usage(counts)):
+        # Many harnesses count the whole run only: a call that stands for all.
+        about |= {"gen_ai.request.model": obj(document["agent"]).get("model_name")}
+        about = {key: value for key, value in about.items() if value is not None}
+        yield SpanOfStep(_id(name, "0", 0, -1), _id(name, "0", 0, 0), "all steps", *whole, about)
 
 
 def _all(document: Wire) -> Iterator[Wire]:
@@ -112,20 +121,30 @@ def _asked(step: Mapping[str, Any]) -> bool:
 def _facts(step: Mapping[str, Any], agent: Mapping[str, Any]) -> Wire:
     """The attributes by which a step is found and counted; what is copied counts nothing."""
     parts, way = [*_said(step)], "output" if step["source"] == "agent" else "input"
-    said = dumps([{"role": _ROLES[step["source"]], "parts": parts}])
+    said = [{"role": _ROLES[step["source"]], "parts": parts}]
     found: Wire = {} if agent["name"] == UNKNOWN else {"gen_ai.agent.name": agent["name"]}
-    texts = [text for part in parts if (text := part.get("content") or part.get("name"))]
-    found[f"{way}.value"] = " ".join(texts)[:SHOWN].encode(errors="replace").decode()
-    if len(said) <= TEXT:
+    order = ("text", "tool_call", "reasoning")
+    shown = sorted(parts, key=lambda part: order.index(part["type"]))
+    texts = [text for part in shown if (text := part.get("content") or part.get("name"))]
+    # A text of its own, which ends between words: masking sees secrets whole.
+    found |= {f"{way}.value": next(split(texts[0], SHOWN, SHOWN))} if texts else {}
+    if len(dumps(said)) <= TEXT:
         found[f"gen_ai.{way}.messages"] = said
     if not _asked(step):
         return found
-    metrics, ours = obj(step.get("metrics")), obj(obj(step.get("extra")).get("penstock"))
-    more = obj(metrics.get("extra"))
+    ours = obj(obj(step.get("extra")).get("penstock"))
     found |= {
         "gen_ai.operation.name": "chat",
         "gen_ai.request.model": step.get("model_name") or agent.get("model_name"),
         "gen_ai.response.id": ours.get("response_id"),
+    } | _usage(obj(step.get("metrics")))
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _usage(metrics: Mapping[str, Any]) -> Wire:
+    """Counts and cost of a step, or of all, by their names in the GenAI conventions."""
+    more = obj(metrics.get("extra"))
+    found = {
         "gen_ai.usage.input_tokens": metrics.get("prompt_tokens"),
         "gen_ai.usage.output_tokens": metrics.get("completion_tokens"),
         "gen_ai.usage.cache_read.input_tokens": metrics.get("cached_tokens"),
@@ -133,7 +152,7 @@ def _facts(step: Mapping[str, Any], agent: Mapping[str, Any]) -> Wire:
         "gen_ai.usage.reasoning.output_tokens": more.get("reasoning_tokens"),
         "gen_ai.usage.cost": metrics.get("cost_usd"),
     }
-    return {key: value for key, value in found.items() if isinstance(value, str | int | float)}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 _ROLES: Final = {"agent": "assistant", "user": "user", "system": "system"}
@@ -152,15 +171,68 @@ def _said(step: Mapping[str, Any]) -> Iterator[Wire]:
 
 
 def _pieces(span: SpanOfStep, value: object, name: str, at: tuple[str, int]) -> Iterator[SpanOfStep]:
-    """The span with as much of the JSON as it takes, and spans below it with the rest."""
-    texts = [*split(dumps(value))]
-    parts = [texts[:FIRST], *(texts[begin : begin + MORE] for begin in range(FIRST, len(texts), MORE))]
-    for part, own in enumerate(parts):
-        place: Wire = {AT: at[0], STEP: at[1], PART: part, JSON: own}
-        if part == 0:
+    """The span with as much of the packed JSON as it takes, and spans below it with the rest."""
+    parts, room, count = [list[str]()], FIRST, 0
+    for piece in pack(value):
+        if len(piece) > room or len(parts[-1]) == MOST_PIECES:
+            parts.append([])
+            room = MORE
+        parts[-1].append(piece)
+        room -= len(piece)
+    for count, own in enumerate(parts):
+        place: Wire = {AT: at[0], STEP: at[1], PART: count, JSON: own}
+        if count == 0:
             yield span._replace(attributes=span.attributes | place)
         else:
-            yield SpanOfStep(_id(name, *at, part), span.span_id, "atif.part", span.start_ns, span.start_ns, place)
+            yield SpanOfStep(_id(name, *at, count), span.span_id, "atif.part", span.start_ns, span.start_ns, place)
+
+
+def pack(value: Any) -> list[str]:
+    """JSON as texts that may be masked each for itself: how many pieces the skeleton has, the skeleton, and the pieces
+    of the texts. In the skeleton `[I]` is the text in piece I, `[I, N]` that of N pieces, `[[A, B]]` an array and
+    `[[K, V, ...], 0]` an object."""
+    texts, known = list[str](), dict[str, list[int]]()
+
+    def text_of(text: str) -> list[int]:
+        if (found := known.get(text)) is None:
+            pieces = [*split(text)]
+            found = known[text] = [len(texts)] if len(pieces) == 1 else [len(texts), len(pieces)]
+            texts.extend(pieces)
+        return found
+
+    def bare(value: Any) -> Any:
+        if isinstance(value, str):
+            return text_of(value)
+        if isinstance(value, dict):
+            return [[it for key, one in obj(value).items() for it in (text_of(key), bare(one))], 0]
+        return [[bare(one) for one in arr(value)]] if isinstance(value, list) else value
+
+    skeleton = [*split(json.dumps(bare(value), separators=(",", ":")))]
+    return [str(len(skeleton)), *skeleton, *texts]
+
+
+def unpack(pieces: Sequence[str]) -> Any:
+    """The JSON that was packed. Raises ValueError, TypeError, IndexError or RecursionError if it is damaged."""
+    end = 1 + int(pieces[0])
+    texts = pieces[end:]
+
+    def whole(value: Any) -> Any:
+        match value:
+            case [int(at)]:
+                return texts[at]
+            case [int(at), int(count)] if at + count <= len(texts):
+                return "".join(texts[at : at + count])
+            case [list()]:
+                return [whole(one) for one in arr(value[0])]
+            case [list(), 0]:
+                members = arr(value[0])
+                return {whole(key): whole(one) for key, one in zip(members[::2], members[1::2], strict=True)}
+            case list():
+                raise ValueError("its skeleton is damaged")
+            case _:
+                return value
+
+    return whole(json.loads("".join(pieces[1:end])))
 
 
 def dumps(value: object) -> str:
@@ -227,8 +299,8 @@ def _read(own: Parts, at: str, step: int) -> Wire:
     if not parts or set(parts) != set(range(len(parts))):
         raise BrokenTrajectoryError(f"{where}: a part is missing")
     try:
-        value = json.loads("".join(str(text) for part in sorted(parts) for text in parts[part]))
-    except ValueError as error:
+        value = unpack([str(text) for part in sorted(parts) for text in parts[part]])
+    except (ValueError, TypeError, IndexError, RecursionError) as error:
         raise BrokenTrajectoryError(f"{where}: {error}; a rule of masking may have cut into it") from None
     if not isinstance(value, dict):
         raise BrokenTrajectoryError(f"{where}: it is no object")

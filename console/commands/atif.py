@@ -211,11 +211,13 @@ async def _import(client: Client, source: _Source, prefix: str, sums: _ImportSum
     """Import one document; raises `CommandError` where that cannot be, before anything of it is sent."""
     from penstock.adapters.atif_model import flaws
     from penstock.adapters.atif_spans import spans_of
+    from penstock.gateway.wire.http import redaction
 
     if found := flaws(source.document):
         more = f" (and {len(found) - 1:,} more)" if len(found) > 1 else ""
         raise CommandError(f"{source.where}: {found[0]}{more}")
-    document: Wire = source.document
+    # The gateway masks too, but without the names of members, since it gets the document packed.
+    document: Wire = redaction.attributes(source.document)
     rollout, attempt = _name(document, source, prefix)
     spans = [*spans_of(document, f"{rollout}/{attempt}", time_ns())]
     known = await _known(client, (rollout, attempt), spans[0], source.where)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from penstock.adapters.atif import AtifReport, as_line, trajectories
 from penstock.adapters.atif_model import flaws
-from penstock.adapters.atif_spans import TEXT, BrokenTrajectoryError, spans_of, split, trajectory_of
+from penstock.adapters.atif_spans import TEXT, BrokenTrajectoryError, pack, spans_of, split, trajectory_of, unpack
 from penstock.adapters.harbor import judgement, trial_end
 from penstock.gateway.model.facts import AGENT_ID
 from penstock.gateway.model.span import Span
@@ -127,12 +127,14 @@ def texts(value: Any) -> list[str]:
     return [it for it in [value, *arr(value)] if isinstance(it, str)]
 
 
-@given(
-    st.lists(st.text(st.characters(codec=None), max_size=40) | st.sampled_from(["x" * 30_000, "a b, " * 20_000])), STEPS
-)
-def test_spans_make_up_what_was_imported(messages: list[str], steps: list[Step]) -> None:
+TEXT_OR_LONG = st.tuples(st.text(st.characters(codec="utf-8"), max_size=40), st.sampled_from([1, 1, 300, 1500]))
+
+
+@given(st.lists(TEXT_OR_LONG, max_size=6), STEPS)
+def test_spans_make_up_what_was_imported(messages: list[tuple[str, int]], steps: list[Step]) -> None:
     talk, _ = played(steps)
-    users = [{"step_id": at, "source": "user", "message": text} for at, text in enumerate(messages, 1)]
+    said = [text * often for text, often in messages]
+    users = [{"step_id": at, "source": "user", "message": text} for at, text in enumerate(said, 1)]
     odd = [{"schema_version": "ATIF-v1.2", "agent": {"name": "a", "version": "1"}, "steps": users}] if users else []
     for document in [*made(talk), *odd]:
         assert flaws(document) == []
@@ -146,6 +148,20 @@ def test_spans_make_up_what_was_imported(messages: list[str], steps: list[Step])
         for at in range(len(spans)):
             with pytest.raises(BrokenTrajectoryError):
                 trajectory_of(spans[:at] + spans[at + 1 :])
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+)
+
+
+@given(JSON)
+def test_what_is_packed_is_unpacked(value: Any) -> None:
+    packed = pack(value)
+    assert unpack(packed) == value
+    skeleton = "".join(packed[1 : 1 + int(packed[0])])
+    assert not set(skeleton) - set("[],.-+0123456789enulltruefalse")
 
 
 @given(st.text(alphabet="ab, ", max_size=200), st.integers(1, 20), st.integers(0, 20))

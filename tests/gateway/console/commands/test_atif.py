@@ -101,23 +101,33 @@ async def test_a_job_of_harbor(shell: Shell) -> None:
     }.items():
         agent = shell.folder / "job" / trial / "agent"
         agent.mkdir(parents=True)
-        (agent / "trajectory.json").write_text(json.dumps(trajectory(session_id="s")))
+        made = trajectory(session_id="s")
+        if trial == "bad__2":
+            # Many harnesses count the whole run only.
+            made |= {"final_metrics": {"total_prompt_tokens": 7, "total_cost_usd": 0.125}}
+            del made["steps"][1]["metrics"]
+        (agent / "trajectory.json").write_text(json.dumps(made))
         (agent.parent / "result.json").write_text(json.dumps(result))
     ids = {"prompt_token_ids": list(range(100_000)), "completion_token_ids": [1], "logprobs": [-0.5]}
     long: list[Json] = [{"step_id": 1, "source": "user", "message": f"{'words ' * 1400}{KEY}{' words' * 20_000}"}]
     long += [{"step_id": 2, "source": "agent", "message": "x" * 100_000, "metrics": ids, "is_copied_context": True}]
     inner = trajectory(trajectory_id="inner")
+    call = {"tool_call_id": "t", "function_name": "log_in", "arguments": {"password": KEY, "like": 'say "hi"'}}
+    long += [{"step_id": 3, "source": "agent", "message": f'{{"token": "{KEY}"}}', "tool_calls": [call]}]
     more = trajectory(steps=long, subagent_trajectories=[inner])
     (shell.folder / "job" / "good__1" / "agent" / "trajectory.cont-1.json").write_text(json.dumps(more))
     done = await shell.run("import", "atif", "job")
-    assert (done.code, "3 rollouts, 6 steps, 1 reward" in done.err) == (0, True), done.err
+    assert (done.code, "3 rollouts, 7 steps, 1 reward" in done.err) == (0, True), done.err
     found = {row["id"]: row for row in (await shell.run("rollouts", "--json")).rows}
     assert (found["good__1"]["status"], found["good__1"]["reward"]) == ("succeeded", 1.0)
     assert (found["good__1"]["totals"]["told"], found["good__1"]["totals"]["cost"]) == (1, 0.5)
+    assert (found["bad__2"]["totals"]["input_tokens"], found["bad__2"]["totals"]["cost"]) == (7, 0.125)
     assert (found["bad__2"]["status"], found["bad__2"].get("reward")) == ("failed", None)
     assert (found["bad__2"]["attempts"][0]["outcome"]["reason"]) == "AgentTimeoutError: 900 s"
     [back] = await exported(shell, "rollout:good__1.cont-1")
-    assert back["steps"][1:] == long[1:]
+    assert back["steps"][1] == long[1]
+    assert back["steps"][2] == json.loads(json.dumps(long[2]).replace(KEY, "***"))
+    assert KEY not in json.dumps((await shell.run("spans", "good__1.cont-1", "--json")).rows)
     assert back["subagent_trajectories"] == [inner]
     said = back["steps"][0]["message"]
     assert KEY not in said
