@@ -24,6 +24,8 @@ from aiohttp import web
 from penstock.gateway.api import routes, state
 from penstock.gateway.api.changes import end_followers
 from penstock.gateway.api.guard import Control
+from penstock.gateway.api.lightning import LightningService
+from penstock.gateway.api.lightning_reads import LightningReader
 from penstock.gateway.api.operations import Operations
 from penstock.gateway.api.pagination import RolloutCosts
 from penstock.gateway.api.tools import FrameReceiver, add_wrapped, host_builtin_server
@@ -213,6 +215,7 @@ class Gateway:
             self.config.route, self.budgets,
         )  # fmt: skip
         self.operations = Operations(context, routes.OPERATIONS)
+        self._lightning = LightningService(context, LightningReader(self.store))
         application = routes.make_application(context)
         application[RECEIVER] = self._telemetry = TelemetryReceiver(self.dispatcher, self.store, self.metrics)
         recorded = self.config.limits.recorded_bytes
@@ -326,7 +329,7 @@ class Gateway:
         await self._runner.setup()
         server = self._runner.server
         assert server is not None
-        plane = ControlPlane(server, self.operations)
+        plane = ControlPlane(server, self.operations, self._lightning)
         self.proxy: ProxyContext = ProxyContext(
             config=self.config,
             pools=self.pools,
@@ -460,6 +463,7 @@ class Gateway:
         if self._lines is not None:
             self._lines.close()
         await self.operations.drain(_CONTROL_SECONDS)
+        await self._lightning.drain(_CONTROL_SECONDS)
         if self._ticker is not None:
             self._ticker.cancel()
         if self._tls is not None:

@@ -33,11 +33,12 @@ _UNTYPED = ("", "application/octet-stream")
 """Content types of requests that say nothing about a body."""
 
 
-def _lines(headers: Mapping[str, str]) -> bytes:
+def head_lines(headers: Mapping[str, str]) -> bytes:
+    """The lines of a head."""
     return "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()
 
 
-_HEADERS = _lines(guard.JSON)
+_HEADERS = head_lines(guard.JSON)
 _GOOD = b"HTTP/1.1 200 OK\r\n" + _HEADERS
 
 
@@ -105,11 +106,11 @@ class Operations:
             body, head = guard.json_of(found), _GOOD
             if len(body) > compression.LEAST:
                 body, more = await compression.compress_body_async(headers, body)
-                head += _lines(more)
+                head += head_lines(more)
         except Exception as error:
             status, reason, more, body = guard.refusal(guard.classify(error, request.method, route.path))
-            head = b"HTTP/1.1 %d %b\r\n%b%b" % (status, reason.encode(), _HEADERS, _lines(more))
-        _write(client, request, head, body)
+            head = b"HTTP/1.1 %d %b\r\n%b%b" % (status, reason.encode(), _HEADERS, head_lines(more))
+        write_answer(client, request, head, body)
         client.finish(request.keep_alive)
 
 
@@ -140,19 +141,20 @@ class _RunningOperation:
 def _made(found: DeferredAnswer, headers: CIMultiDict[str]) -> tuple[bytes, bytes]:
     """Head and body of an answer."""
     body, more = compression.compress_body(headers, guard.json_of(found.make()))
-    return _GOOD + _lines(more), body
+    return _GOOD + head_lines(more), body
 
 
 async def _send(client: ClientConnection, request: HttpRequest, made: tuple[bytes, bytes]) -> None:
     """Write the answer and return when the client has taken it."""
     running = client.served
     if isinstance(running, _RunningOperation):  # the client has not left
-        _write(client, request, *made)
+        write_answer(client, request, *made)
         await running.taken.wait()
         client.finish(request.keep_alive)
 
 
-def _write(client: ClientConnection, request: HttpRequest, head: bytes, body: bytes) -> None:
+def write_answer(client: ClientConnection, request: HttpRequest, head: bytes, body: bytes) -> None:
+    """Write an answer. `head`: its first lines."""
     close = b"" if request.keep_alive else b"Connection: close\r\n"
     client.transport.write(b"%bContent-Length: %d\r\n%b\r\n%b" % (head, len(body), close, body))
 

@@ -367,11 +367,19 @@ def sum_totals(parts: Iterable[Totals]) -> Totals:
 # An attempt that no worker has claimed (an agent that was given an address by hand, a client without an address) has
 # no worker that reports its end. It ends when it was silent for a *quiet time*: `failed` if its last call failed, else
 # `ended`. Its rollout ends like the attempt that was heard of last. The next call or event makes both run again. A
-# reported end stays. Gateways before there was `ended` have called every quiet end `succeeded`: it stays so on their
+# reported end stays. Agent Lightning's clients (`work.lightning`) may say how a rollout or an attempt stands, whatever
+# the clock has said before, and may begin an attempt beside one that lives; a worker that is asked for neither never
+# does. Gateways before there was `ended` have called every quiet end `succeeded`: it stays so on their
 # tapes, until the next call.
 
 ROLLOUT_MOVES: Final[dict[RolloutStatus, dict[RolloutStatus, str]]] = {
-    RolloutStatus.QUEUING: {RolloutStatus.PREPARING: "claim", RolloutStatus.CANCELLED: "cancel"},
+    RolloutStatus.QUEUING: {
+        RolloutStatus.PREPARING: "claim",
+        RolloutStatus.RUNNING: "a client says so",
+        RolloutStatus.SUCCEEDED: "a client says so",
+        RolloutStatus.FAILED: "a client says so",
+        RolloutStatus.CANCELLED: "cancel",
+    },
     RolloutStatus.PREPARING: {
         RolloutStatus.RUNNING: "first sign of the agent",
         RolloutStatus.SUCCEEDED: "finish",
@@ -389,15 +397,19 @@ ROLLOUT_MOVES: Final[dict[RolloutStatus, dict[RolloutStatus, str]]] = {
     RolloutStatus.REQUEUING: {
         RolloutStatus.PREPARING: "claim",
         RolloutStatus.RUNNING: "revive",
+        RolloutStatus.SUCCEEDED: "a client says so",
+        RolloutStatus.FAILED: "a client says so",
         RolloutStatus.CANCELLED: "cancel",
     },
     RolloutStatus.SUCCEEDED: {
         RolloutStatus.REQUEUING: "requeue",
         RolloutStatus.RUNNING: "heard of after quiet, old tapes",
+        RolloutStatus.FAILED: "a client says so",
     },
     RolloutStatus.FAILED: {
         RolloutStatus.REQUEUING: "requeue, hand back",
         RolloutStatus.RUNNING: "heard of after quiet",
+        RolloutStatus.SUCCEEDED: "a client says so",
     },
     RolloutStatus.ENDED: {RolloutStatus.RUNNING: "heard of after quiet"},
     RolloutStatus.CANCELLED: {RolloutStatus.REQUEUING: "requeue"},
@@ -423,14 +435,22 @@ ATTEMPT_MOVES: Final[dict[AttemptStatus, dict[AttemptStatus, str]]] = {
         AttemptStatus.CANCELLED: "cancel",
         AttemptStatus.ENVIRONMENT: "hand back",
     },
-    AttemptStatus.UNRESPONSIVE: {AttemptStatus.RUNNING: "revive"},
-    AttemptStatus.SUCCEEDED: {AttemptStatus.RUNNING: "heard of after quiet, old tapes"},
+    AttemptStatus.UNRESPONSIVE: {
+        AttemptStatus.RUNNING: "revive",
+        AttemptStatus.SUCCEEDED: "a client says so",
+        AttemptStatus.FAILED: "a client says so",
+    },
+    AttemptStatus.SUCCEEDED: {
+        AttemptStatus.RUNNING: "heard of after quiet, old tapes",
+        AttemptStatus.FAILED: "a client says so",
+    },
     AttemptStatus.FAILED: {
         AttemptStatus.ENVIRONMENT: "hand back",
         AttemptStatus.RUNNING: "heard of after quiet",
+        AttemptStatus.SUCCEEDED: "a client says so",
     },
     AttemptStatus.ENDED: {AttemptStatus.RUNNING: "heard of after quiet"},
-    AttemptStatus.TIMEOUT: {},
+    AttemptStatus.TIMEOUT: {AttemptStatus.SUCCEEDED: "a client says so", AttemptStatus.FAILED: "a client says so"},
     AttemptStatus.CANCELLED: {},
     AttemptStatus.ENVIRONMENT: {},
 }

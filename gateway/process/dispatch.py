@@ -21,6 +21,8 @@ import msgspec
 
 from penstock.gateway.api import guard
 from penstock.gateway.api.guard import HEADERS
+from penstock.gateway.api.lightning import PATH as LIGHTNING
+from penstock.gateway.api.lightning import LightningService
 from penstock.gateway.api.login import PATHS as LOGIN_PATHS
 from penstock.gateway.api.login import SCOPE as LOGIN_SCOPE
 from penstock.gateway.api.openapi import STYLE
@@ -125,7 +127,7 @@ class Dispatch:
             if agent_target(request, admitted) is not None:
                 raise ClientFault(400, "websocket", "telemetry is sent by POST: no WebSocket ends here", "upgrade")
             return admitted
-        if request.target.startswith(_LOGINS) and (target := self._login_target(client, request)) is not None:
+        if request.target.startswith(_CLIENTS) and (target := self._client_target(client, request)) is not None:
             (self._first or self.control).serve(client, request, target)
             return None
         if is_control(request.target):
@@ -146,9 +148,15 @@ class Dispatch:
             request.head.decision = admitted.decision
         return admitted
 
-    def _login_target(self, client: ClientConnection, request: HttpRequest) -> bytes | None:
-        """The control API's path for a request of Claude Code's gateway contract (`api.login`); None for any other."""
+    def _client_target(self, client: ClientConnection, request: HttpRequest) -> bytes | None:
+        """The control API's path for a request of Claude Code's gateway contract (`api.login`), or for telemetry of
+        Agent Lightning (`api.lightning`); None for any other."""
         path, mark, query = request.target.decode("latin-1").partition("?")
+        if path == _TRACES:
+            try:
+                return b"/agent/none/v1/traces" if self.control.lightning.admit(request) else None
+            except guard.ApiError as error:
+                raise ClientFault(error.status, "key", str(error), "authorization") from None
         if path not in LOGIN_PATHS:
             return None
         scope = LOGIN_SCOPE.format(scheme=self._mcp.servers.scheme, peer=quote(client.hints.peer or "-", safe=""))
@@ -220,10 +228,12 @@ def _spoken(request: HttpRequest) -> Family:
 
 _READS = frozenset({"GET", "HEAD"})
 _AGENT_PATHS = frozenset({"/rewards", "/events", WRAPPED, *TELEMETRY, *BASES})
-_LOGINS = tuple(path.encode() for path in LOGIN_PATHS)
+_CLIENTS = (*(path.encode() for path in LOGIN_PATHS), b"/v1/traces")
+"""Paths at which some clients send requests that are no calls."""
 _OWN_PATHS = (b"/healthz", b"/readyz")
 """Paths that each of several workers answers itself."""
-_PATHS = (b"/api", b"/metrics", *_OWN_PATHS)
+_PATHS = (b"/api", b"/metrics", LIGHTNING, *_OWN_PATHS)
+_TRACES: Final = "/v1/traces"
 
 
 def is_control(target: bytes) -> bool:
@@ -314,19 +324,26 @@ class Plane(Connector):
 class ControlPlane(Plane):
     """The plane of the embedded server, which also begins operations."""
 
-    def __init__(self, server: Callable[[], asyncio.Protocol], operations: Operations) -> None:
+    def __init__(
+        self, server: Callable[[], asyncio.Protocol], operations: Operations, lightning: LightningService
+    ) -> None:
         """`server` makes the protocols of the embedded server."""
         super().__init__("control plane")
         self._server = server
         self._operations = operations
+        self.lightning = lightning
 
     def serve(self, client: ClientConnection, request: HttpRequest, target: bytes | None = None) -> None:
         """Begin a request as `Plane.serve` does, or an operation."""
-        found = self._operations.find(request.method, request.target if target is None else target)
-        if found is None:
+        agl = target is None and request.target.startswith(LIGHTNING)
+        operations = self.lightning if agl else self._operations
+        found = operations.find(request.method, request.target if target is None else target)
+        if found is None and agl:
+            self.lightning.refuse(client, request)
+        elif found is None:
             super().serve(client, request, target)
         else:
-            self._operations.serve(client, request, *found, trusted=target is not None)
+            operations.serve(client, request, *found, trusted=target is not None)
 
     async def open(self, connection: UpstreamConnection) -> None:
         """Connect by a socket pair."""

@@ -39,7 +39,15 @@ from penstock.gateway.tape.store.recorder import Recorder
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import OperationRefusedError, Transaction
 from penstock.gateway.work.operations import DeadlineOperations, QueueOperations, SpanOperations
-from penstock.gateway.work.queue import MODES, ClaimedAttempt, DeadlineCheck, FinishResult, MemoryQueue, QueueReader
+from penstock.gateway.work.queue import (
+    MODES,
+    ClaimedAttempt,
+    DeadlineCheck,
+    FinishResult,
+    MemoryQueue,
+    QueueChange,
+    QueueReader,
+)
 
 _log = logging.getLogger("penstock.queue")
 T = TypeVar("T")
@@ -139,9 +147,16 @@ class Dispatcher:
     async def _take(self, asked: ClaimRequest, modes: frozenset[Mode]) -> list[ClaimedAttempt]:
         now, lease = self.now_ns(), int(asked.lease_s * 1e9)
         reward = asked.reward_on_failure
-        taking = self._recorder.submit(
-            lambda transaction: QueueOperations(transaction).claim(asked.worker, asked.limit, modes, lease, now, reward)
+        return await self.take(
+            lambda transaction: QueueOperations(transaction).claim(
+                asked.worker, asked.limit, modes, lease, now, reward
+            ),
+            now,
         )
+
+    async def take(self, claim: Callable[[Transaction], list[ClaimedAttempt]], now: int) -> list[ClaimedAttempt]:
+        """Run an operation that hands out work, since `now`; work whose client has left is given back."""
+        taking = self._recorder.submit(claim)
         try:
             claimed = await asyncio.shield(taking)
         except asyncio.CancelledError:
@@ -314,6 +329,17 @@ class Dispatcher:
         """Add spans that are no calls; returns their sequences. `known`: refuse spans of attempts that do not exist."""
         now = self.now_ns()
         return await self._do_of_calls(lambda transaction: SpanOperations(transaction).add(entries, now, known))
+
+    async def change(self, operation: Callable[[Transaction], QueueChange[T]]) -> T:
+        """Run an operation that changes rollouts; then watch, count and wake as it says. Raises
+        `OperationRefusedError`."""
+        done = await self._recorder.submit(operation)
+        for one in done.watched:
+            self._watch_claimed(one)
+        self._count(done.ended, done.rewarded)
+        if done.waiting:
+            self._wake_for(Counter(done.waiting))
+        return done.answer
 
     async def run(self, operation: Callable[[Transaction], T]) -> T:
         """Run an operation on the tape; raises `TapeError`."""

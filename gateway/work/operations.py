@@ -299,7 +299,7 @@ class QueueOperations(AttemptRecords):
             found = self._waiting.next(wanted)
             if found is None:
                 break
-            claimed.append(self._claim(found[1], worker, now + lease_ns, now, reward_on_failure))
+            claimed.append(self.begin_attempt(found[1], worker, now + lease_ns, now, reward_on_failure))
         return claimed
 
     def hand_out(self, name: str, spec: RolloutSpec, worker: str, lease_ns: int, now: int) -> ClaimedAttempt:
@@ -309,15 +309,23 @@ class QueueOperations(AttemptRecords):
             self._enqueue(name, spec, now)
         else:
             self.requeue(name, None, now)
-        return self._claim(name, worker, now + lease_ns, now)
+        return self.begin_attempt(name, worker, now + lease_ns, now)
 
-    def _claim(
-        self, name: str, worker: str, lease_ns: int, now: int, reward_on_failure: float | None = None
+    def begin_attempt(
+        self,
+        name: str,
+        worker: str,
+        lease_ns: int | None,
+        now: int,
+        reward_on_failure: float | None = None,
+        attempt: str | None = None,
     ) -> ClaimedAttempt:
+        """Give a rollout that waits to a worker. `lease_ns`: when the worker loses it, None for never; `attempt`: a
+        name that is free."""
         rollout = self._rollout(name)
         self._leave_queue(rollout)
         rollout.tries += 1
-        rollout.attempt = self._free_name(rollout)
+        rollout.attempt = attempt or self._free_name(rollout)
         live = self._tape.attempt(SpanEntry(name, rollout.attempt, start_ns=now))
         put(live, status=AttemptStatus.PREPARING, worker=worker, lease_ns=lease_ns, last_seen_ns=now)
         put(live, reward_on_failure=reward_on_failure)

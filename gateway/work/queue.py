@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import islice
-from typing import Any, Final, NamedTuple, get_args
+from typing import Any, Final, Generic, NamedTuple, TypeVar, get_args
 
 from penstock.gateway.model.base import Mode
 from penstock.gateway.model.queue import QueueState, QueueStatus
@@ -44,6 +44,7 @@ from penstock.gateway.tape.store.transaction import OperationRefusedError, Trans
 from penstock.gateway.tape.store.view import TapeView
 from penstock.gateway.wire.dialects import by_name
 
+T = TypeVar("T")
 MODES: tuple[Mode, ...] = get_args(Mode)
 """The index of a mode is its byte in the queue's keys: append, never reorder."""
 
@@ -73,6 +74,21 @@ class FinishResult:
     """Sources of the rewards that were kept."""
     by: str | None = None
     """The worker that finished it by this request; None if none did."""
+
+
+@dataclass(slots=True)
+class QueueChange(Generic[T]):
+    """What an operation has changed, besides its answer."""
+
+    answer: T
+    watched: list[ClaimedAttempt] = field(default_factory=list[ClaimedAttempt])
+    """Attempts whose deadlines may have changed."""
+    ended: AttemptStatus | None = None
+    """The state in which it has ended an attempt."""
+    rewarded: list[RewardSource] = field(default_factory=list[RewardSource])
+    """Sources of the rewards that were kept."""
+    waiting: list[Mode] = field(default_factory=list[Mode])
+    """Modes of rollouts that may wait now."""
 
 
 class DeadlineCheck(NamedTuple):
@@ -291,11 +307,12 @@ class AttemptRecords:
         """True if a sign of life revives the attempt, which gets the lease; False where it would be given up again at
         once, because the agent itself has been silent too long. A lease that its worker relies on is never
         shortened."""
-        lease = max(get(live, "lease_ns") or 0, lease)
-        due = attempt_deadline(rollout.config, get(live, "created_ns"), get(live, "last_seen_ns"), lease)
+        leased = self._tape.get("lightning", keys.LIGHTNING_ATTEMPT + live.key) is None  # else nothing would renew it
+        until = max(get(live, "lease_ns") or 0, lease) if leased else None
+        due = attempt_deadline(rollout.config, get(live, "created_ns"), get(live, "last_seen_ns"), until)
         if due is not None and due[0] <= now:
             return False
-        put(live, lease_ns=lease)
+        put(live, lease_ns=until)
         return True
 
     def _follow(self, rollout: Rollout, live: CachedAttempt, end: AttemptStatus, now: int) -> None:

@@ -21,7 +21,8 @@ from typing import Any
 
 from aiohttp import web
 
-from penstock.gateway.followers.otlp import span_import
+from penstock.gateway.followers.otlp import semconv, span_import
+from penstock.gateway.followers.otlp.lightning_spans import arrival_of_otlp
 from penstock.gateway.followers.otlp.provider_spans import ProviderSpans
 from penstock.gateway.followers.otlp.signals import (
     JSON,
@@ -68,6 +69,7 @@ from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import OperationRefusedError
 from penstock.gateway.work.dispatcher import Dispatcher
+from penstock.gateway.work.lightning import LightningOperations, SpanArrival
 
 REQUEST_BYTES = 16 << 20
 """Most bytes of one request, without its compression: four times as many as SDKs and collectors send at most. Protobuf
@@ -178,6 +180,8 @@ class _TelemetryRequest:
         self._source = TelemetrySource({}, {}, None)
         self._entries: list[SpanEntry] = []
         self._by_trace: list[tuple[SpanEntry, TelemetryItem]] = []
+        self._arrived: list[SpanArrival] = []
+        """Spans that name an attempt in Agent Lightning's way."""
         self._by_call: list[SpanEntry] = []
         """Spans of a provider, which are joined by their call."""
         self._attempts: dict[str, str] = {}
@@ -222,6 +226,9 @@ class _TelemetryRequest:
         if self._by_key:
             self._by_trace.append((entry, item))
             return
+        if self._scope is None and self._signal is TRACES and (name := self._lightning_name(entry)) is not None:
+            self._give_to_lightning(entry, item, *name)
+            return
         said = self._source.said or attempt_reference(entry.attributes or {})
         if isinstance(said, ItemRejectedError):
             raise said
@@ -235,6 +242,29 @@ class _TelemetryRequest:
             self._by_call.append(entry)
         else:
             self._by_trace.append((entry, item))
+
+    def _lightning_name(self, entry: SpanEntry) -> tuple[str, str] | None:
+        """The attempt that Agent Lightning names: its own attributes are before those of the resource."""
+        said = self._source.resource | (entry.attributes or {})
+        if semconv.LIGHTNING_ROLLOUT not in said or semconv.LIGHTNING_ATTEMPT not in said:
+            return None
+        found = attempt_reference({name: said[name] for name in (semconv.LIGHTNING_ROLLOUT, semconv.LIGHTNING_ATTEMPT)})
+        return None if found is None or found[1] is None else (found[0], found[1])
+
+    def _give_to_lightning(self, entry: SpanEntry, item: TelemetryItem, rollout: str, attempt: str) -> None:
+        entry.rollout, entry.attempt = rollout, attempt
+        resource, schema = item.resource, getattr(self._tree, "schema_url", "")
+        pairs = () if resource is None else resource.attributes or ()
+        self._arrived.append(arrival_of_otlp(item.message, pairs, schema, entry))
+        self._receiver.traces.learn(entry.trace_id or "", (rollout, attempt))
+
+    async def _keep_arrived(self) -> None:
+        """Write the spans that name an attempt in Agent Lightning's way."""
+        dispatcher, arrived = self._receiver.dispatcher, self._arrived
+        if any(one.judged is not None for one in arrived):
+            await dispatcher.wait_until_recorded()
+        now = dispatcher.now_ns()
+        await dispatcher.change(lambda tape: LightningOperations(tape).add_spans(arrived, now, made=True))
 
     def _give(self, entry: SpanEntry, rollout: str, attempt: str, origin: Origin = "header") -> None:
         entry.rollout, entry.attempt, entry.origin = rollout, attempt, origin
@@ -269,10 +299,12 @@ class _TelemetryRequest:
         """Write the accepted items to the tape, with their rewards, and count them; raises `TapeError`."""
         if self._entries:
             await self._receiver.dispatcher.add(self._entries)
+        if self._arrived:
+            await self._keep_arrived()
         if self._by_call:
             await self._receiver.provider.wait(self._by_call)
         received = self._receiver.received[self._signal.name]
-        received["accepted",] += len(self._entries) + len(self._by_call)
+        received["accepted",] += len(self._entries) + len(self._by_call) + len(self._arrived)
         for outcome, count in self.rejected.items():
             received[outcome,] += count
         rewards = self._signal is TRACES and not self._by_key

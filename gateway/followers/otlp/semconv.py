@@ -27,6 +27,7 @@ ATTEMPT = ("penstock.attempt_id", "agentlightning.attempt_id")
 REWARD, REWARD_REASON = "penstock.reward", "penstock.reward.reason"
 REWARD_DIMENSION = "penstock.reward.dimensions."
 RESPONSE_ID, REQUEST_ID, SESSION_ID = "gen_ai.response.id", "anthropic.request.id", "anthropic.session.id"
+LIGHTNING_ROLLOUT, LIGHTNING_ATTEMPT = "agentlightning.rollout_id", "agentlightning.attempt_id"
 LIGHTNING_LINK = "agentlightning.link."
 LIGHTNING_REWARD, LIGHTNING_VALUE = "agentlightning.reward.", "agentlightning.reward.0.value"
 """The first is followed by `N.value` and `N.name`; 0 is the reward, all are dimensions when there are several."""

@@ -320,7 +320,7 @@ class Bounds:
     __slots__ = ("clipped", "dropped", "left", "looks")
 
     def __init__(self) -> None:
-        self.left = MOST_CHARACTERS
+        self.left: int = MOST_CHARACTERS
         self.looks = MOST_LOOKED
         self.dropped = 0
         """Number of attributes that were left out."""

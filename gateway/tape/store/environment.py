@@ -38,7 +38,7 @@ DATABASES = (
     "pins", "runs", "run_order", "run_configs", "run_metrics", "run_events", "run_trees",
     "definitions", "audit_log", "coverage", "units", "told", "deliveries", "uses", "holes", "forgotten", "held",
     "budgets", "reservations", "reservers", "background", "guesses", "batches",
-    "hosted",
+    "hosted", "lightning",
 )  # fmt: skip
 ORDER = b"order"
 """The only key of `order`."""

@@ -47,6 +47,7 @@
 | `guesses`  | name of an answer                   | its estimate in budgets until it is fetched, as JSON           |
 | `batches`  | kind (1 byte) name of a batch, a file ... | the call that made or fetched it, the results kept       |
 | `hosted`   | kind (1 byte) name of a session ... | its home and agents, the events that were taken or wait        |
+| `lightning` | kind (1 byte) key of a rollout, an attempt or a span, or a name | what Agent Lightning keeps besides  |
 
 Attempts are found by the number of their rollout, because names are long and in no order: numbers grow, so that pages
 are full. Integers are big-endian. Ids hold no NUL (`model.ID_PATTERN`), so `a NUL` sorts before `ab NUL` and never
@@ -71,6 +72,14 @@ _MIDDLE = 1 << 31
 
 HIGHEST_SEQUENCE = 0xFFFFFFFF
 HIGHEST_NUMBER = 0xFFFFFFFFFFFFFFFF
+
+
+LIGHTNING_ROLLOUT, LIGHTNING_ATTEMPT, LIGHTNING_COUNTER = b"r", b"a", b"n"
+"""Kinds of records of `lightning` by the key of a rollout or an attempt."""
+LIGHTNING_SPAN, LIGHTNING_SEEN = b"s", b"i"
+"""Kinds by the key of an attempt's record: with a sequence (u32) the span as it came, with a span id its sequence."""
+LIGHTNING_RESOURCES, LIGHTNING_WORKER, LIGHTNING_LATEST = b"v", b"w", b"l"
+"""Kinds by name; the last has none and holds the name of the newest resources."""
 
 
 def rollout_key(rollout: str) -> bytes:
