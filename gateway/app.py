@@ -25,7 +25,9 @@ from penstock.gateway.api import routes, state
 from penstock.gateway.api.changes import end_followers
 from penstock.gateway.api.guard import Control
 from penstock.gateway.api.lightning import LightningService
+from penstock.gateway.api.lightning_events import LightningServerReader
 from penstock.gateway.api.lightning_reads import LightningReader
+from penstock.gateway.api.lightning_server import LightningServer
 from penstock.gateway.api.operations import Operations
 from penstock.gateway.api.pagination import RolloutCosts
 from penstock.gateway.api.tools import FrameReceiver, add_wrapped, host_builtin_server
@@ -214,7 +216,11 @@ class Gateway:
             self.config.route, self.budgets,
         )  # fmt: skip
         self.operations = Operations(context, routes.OPERATIONS)
-        self._lightning = LightningService(context, LightningReader(self.store))
+        lightning = LightningReader(self.store)
+        self._lightning = LightningService(context, lightning)
+        self._lightning_server = LightningServer(
+            context, lightning, LightningServerReader(self.store), self.config.upstream
+        )
         application = routes.make_application(context)
         application[RECEIVER] = self._telemetry = TelemetryReceiver(self.dispatcher, self.store, self.metrics)
         recorded = self.config.limits.recorded_bytes
@@ -328,7 +334,7 @@ class Gateway:
         await self._runner.setup()
         server = self._runner.server
         assert server is not None
-        plane = ControlPlane(server, self.operations, self._lightning)
+        plane = ControlPlane(server, self.operations, self._lightning, self._lightning_server)
         self.proxy: ProxyContext = ProxyContext(
             config=self.config,
             pools=self.pools,
@@ -463,6 +469,7 @@ class Gateway:
             self._lines.close()
         await self.operations.drain(_CONTROL_SECONDS)
         await self._lightning.drain(_CONTROL_SECONDS)
+        await self._lightning_server.drain(_CONTROL_SECONDS)
         if self._ticker is not None:
             self._ticker.cancel()
         if self._tls is not None:

@@ -314,7 +314,7 @@ def _check_names(headers: Mapping[str, str], auth: Auth) -> None:
 
 
 def _check_key(presented: Sequence[str], path: str, auth: Auth, needs: Role | Literal["public"], what: str) -> str:
-    if any(map(is_token, presented)) and path.startswith(("/api", "/metrics", "/v1/agl")):
+    if any(map(is_token, presented)) and path.startswith(("/api", "/metrics", "/v1/agl", "/agl1")):
         raise ApiError(403, "an agent token opens the data plane for its own rollout only, never the control API")
     caller = auth.find_call_key(presented)
     if caller is not None and needs != "public":

@@ -12,7 +12,7 @@ import asyncio
 import base64
 import binascii
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final, TypeVar, cast
 from urllib.parse import parse_qs
@@ -83,14 +83,19 @@ class StoreError(Exception):
 class LightningService(Operations):
     """Serves Agent Lightning's store API."""
 
-    def __init__(self, control: Control, reader: LightningReader) -> None:
-        super().__init__(control, ROUTES)
+    created, bodiless = _CREATED, _BODILESS
+
+    def __init__(self, control: Control, reader: LightningReader, routes: Sequence[ApiRoute] | None = None) -> None:
+        """`routes`: those of another API of its."""
+        super().__init__(control, ROUTES if routes is None else routes)
         self.control, self.reader = control, reader
 
     def refuse(self, client: ClientConnection, request: HttpRequest) -> None:
         """Answer a request for which there is no route."""
         path = request.target.partition(b"?")[0].decode("latin-1")
-        known = [method for method in ("GET", "POST") if self.find(method, request.target) is not None]
+        known = [
+            method for method in ("GET", "POST", "PATCH", "DELETE") if self.find(method, request.target) is not None
+        ]
         status, what = (405, "Method Not Allowed") if known else (404, f"there is nothing at {path}")
         more = {"Allow": ", ".join(known)} if known else {}
         _write(client, request, status, b"" if request.method == "HEAD" else encode({"detail": what}), more)
@@ -104,11 +109,15 @@ class LightningService(Operations):
             if not route.public:
                 what = f"{route.method} {route.path}"
                 _ = guard.check(with_key(headers), PREFIX, self.control.auth, needs=route.required_role, what=what)
-            asked = _asked(route, request, headers)
+            asked = _asked(route, request, headers, self.bodiless)
             for name, value in ids.items():
                 _ = check_id(name, value)
-            body = encode(await self._found(route, ids, asked))
-            status = 201 if route.name in _CREATED else 200
+            found = await self._found(route, ids, asked)
+            if route.method == "DELETE" and found is None:
+                write_no_content(client, request)
+                return
+            body = encode(found)
+            status = 201 if route.name in self.created else 200
             if len(body) > compression.LEAST:
                 body, more = await compression.compress_body_async(headers, body)
         except Exception as error:
@@ -160,6 +169,13 @@ def _write(
     client.finish(request.keep_alive)
 
 
+def write_no_content(client: ClientConnection, request: HttpRequest) -> None:
+    """Answer 204, which has no body."""
+    close = {} if request.keep_alive else {"Connection": "close"}
+    client.transport.write(b"HTTP/1.1 204 No Content\r\n%b\r\n" % head_lines(guard.HEADERS | close))
+    client.finish(request.keep_alive)
+
+
 def _refusal(error: Exception, method: str, path: str) -> tuple[int, Mapping[str, str], bytes]:
     """(Status, headers, body) of an error, in FastAPI's shape."""
     if isinstance(error, StoreError):
@@ -172,7 +188,7 @@ def _refusal(error: Exception, method: str, path: str) -> tuple[int, Mapping[str
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
-def _asked(route: ApiRoute, request: HttpRequest, headers: Mapping[str, str]) -> Any:
+def _asked(route: ApiRoute, request: HttpRequest, headers: Mapping[str, str], bodiless: frozenset[str]) -> Any:
     """Check a request and return its body or its query; raises `ApiError` or `StoreError`."""
     if route.query is not None:
         return _listing(_of_query(route.query, request.target))
@@ -180,7 +196,7 @@ def _asked(route: ApiRoute, request: HttpRequest, headers: Mapping[str, str]) ->
         return None
     body = request.body()
     if not body or body == b"null":
-        if route.name in _BODILESS:
+        if route.name in bodiless:
             return route.body()
         raise StoreError(("body",), "missing", "Field required: the request needs a JSON body")
     media = headers.get("Content-Type", "").partition(";")[0].strip().lower()

@@ -23,6 +23,8 @@ from penstock.gateway.api import guard
 from penstock.gateway.api.guard import HEADERS
 from penstock.gateway.api.lightning import PATH as LIGHTNING
 from penstock.gateway.api.lightning import LightningService
+from penstock.gateway.api.lightning_server import PATHS as LIGHTNING_SERVER
+from penstock.gateway.api.lightning_server import LightningServer
 from penstock.gateway.api.login import PATHS as LOGIN_PATHS
 from penstock.gateway.api.login import SCOPE as LOGIN_SCOPE
 from penstock.gateway.api.openapi import STYLE
@@ -232,7 +234,7 @@ _CLIENTS = (*(path.encode() for path in LOGIN_PATHS), b"/v1/traces")
 """Paths at which some clients send requests that are no calls."""
 _OWN_PATHS = (b"/healthz", b"/readyz")
 """Paths that each of several workers answers itself."""
-_PATHS = (b"/api", b"/metrics", LIGHTNING, *_OWN_PATHS)
+_PATHS = (b"/api", b"/metrics", LIGHTNING, *LIGHTNING_SERVER, *_OWN_PATHS)
 _TRACES: Final = "/v1/traces"
 
 
@@ -325,25 +327,36 @@ class ControlPlane(Plane):
     """The plane of the embedded server, which also begins operations."""
 
     def __init__(
-        self, server: Callable[[], asyncio.Protocol], operations: Operations, lightning: LightningService
+        self,
+        server: Callable[[], asyncio.Protocol],
+        operations: Operations,
+        lightning: LightningService,
+        lightning_server: LightningServer,
     ) -> None:
         """`server` makes the protocols of the embedded server."""
         super().__init__("control plane")
         self._server = server
         self._operations = operations
         self.lightning = lightning
+        self._lightning_server = lightning_server
 
     def serve(self, client: ClientConnection, request: HttpRequest, target: bytes | None = None) -> None:
         """Begin a request as `Plane.serve` does, or an operation."""
-        agl = target is None and request.target.startswith(LIGHTNING)
-        operations = self.lightning if agl else self._operations
+        agl = self._lightning_of(request.target) if target is None else None
+        operations = agl or self._operations
         found = operations.find(request.method, request.target if target is None else target)
-        if found is None and agl:
-            self.lightning.refuse(client, request)
+        if found is None and agl is not None:
+            agl.refuse(client, request)
         elif found is None:
             super().serve(client, request, target)
         else:
             operations.serve(client, request, *found, trusted=target is not None)
+
+    def _lightning_of(self, target: bytes) -> LightningService | None:
+        """The API of Agent Lightning that serves a path; None if none does."""
+        if target.startswith(LIGHTNING):
+            return self.lightning
+        return self._lightning_server if target.startswith(LIGHTNING_SERVER) else None
 
     async def open(self, connection: UpstreamConnection) -> None:
         """Connect by a socket pair."""

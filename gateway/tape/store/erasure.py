@@ -62,7 +62,7 @@ class RolloutErasure:
         self._txn.delete(ORDER, keys.number(origins.number), db=self._dbs["order"])
         self._delete_all("rewards", key)
         self._delete_all("live", key)
-        for kind in (keys.LIGHTNING_ROLLOUT, keys.LIGHTNING_ATTEMPT, keys.LIGHTNING_COUNTER):
+        for kind in (keys.LIGHTNING_ROLLOUT, keys.LIGHTNING_ATTEMPT, keys.LIGHTNING_COUNTER, keys.LIGHTNING_SERVED):
             self._delete_all("lightning", kind + key)
         self._delete_all("unclaimed", keys.number(origins.number))
         self._tables.forget(rollout, self._view.attempt_names(origins.number))
@@ -92,7 +92,7 @@ class RolloutErasure:
             if after is None:
                 self._delete_all("attempts", keys.number(number))
                 self._delete_all("index", keys.number(number))
-                for kind in (keys.LIGHTNING_SPAN, keys.LIGHTNING_SEEN):
+                for kind in (keys.LIGHTNING_SPAN, keys.LIGHTNING_SEEN, keys.LIGHTNING_EVENT):
                     self._delete_all("lightning", kind + keys.number(number))
         return following
 

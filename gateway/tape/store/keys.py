@@ -78,6 +78,9 @@ LIGHTNING_ROLLOUT, LIGHTNING_ATTEMPT, LIGHTNING_COUNTER = b"r", b"a", b"n"
 """Kinds of records of `lightning` by the key of a rollout or an attempt."""
 LIGHTNING_SPAN, LIGHTNING_SEEN = b"s", b"i"
 """Kinds by the key of an attempt's record: with a sequence (u32) the span as it came, with a span id its sequence."""
+LIGHTNING_SERVED, LIGHTNING_EVENT, LIGHTNING_MODELS = b"t", b"e", b"m"
+"""Kinds of its server API 1.0: a rollout, an event of an attempt by its sequence, engines by the time from which they
+serve models (ns)."""
 LIGHTNING_RESOURCES, LIGHTNING_WORKER, LIGHTNING_LATEST = b"v", b"w", b"l"
 """Kinds by name; the last has none and holds the name of the newest resources."""
 

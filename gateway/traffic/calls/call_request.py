@@ -46,7 +46,7 @@ from penstock.gateway.wire.http.request import Headers
 # grammar.
 #
 #     /rollout/{rollout}[/attempt/{attempt}][/agent/{agent}][/prompt/{prompt}]/v1/...
-#     /proxy/rollout/{rollout}/attempt/{attempt}/mode/{mode}/openai/v1/...       Agent Lightning 1.0
+#     [/agl1]/proxy/rollout/{rollout}/attempt/{attempt}/mode/{mode}/openai/v1/...       Agent Lightning 1.0
 #     x-rollout-id, x-attempt-id, x-agent-id
 #     baggage: penstock.rollout_id=...,penstock.attempt_id=...,penstock.agent_id=...
 #     session headers that coding agents send by themselves
@@ -56,6 +56,8 @@ from penstock.gateway.wire.http.request import Headers
 # conversation. Agent Lightning 0.3 writes the first form too.
 
 FIRST_ATTEMPT = "a1"
+LIGHTNING_BASE: Final = "/agl1"
+"""Path of Agent Lightning 1.0's server API (`api.lightning_server`)."""
 SESSION_HEADERS = {
     b"x-claude-code-session-id": "claude",
     b"session-id": "session",
@@ -116,10 +118,11 @@ def from_path(path: str) -> tuple[CallAddress | None, str]:
 
 
 def _parse(path: str) -> tuple[CallAddress | None, str]:
-    lightning = path.startswith("/proxy/rollout/")
+    short = path.removeprefix(LIGHTNING_BASE)
+    lightning = short.startswith("/proxy/rollout/")
     if not lightning and not path.startswith("/rollout/"):
         return None, path
-    rest = path[6:] if lightning else path
+    rest = short[6:] if lightning else path
     found: dict[str, str] = {}
     for name in _SEGMENTS:
         value, tail = _segment(rest, name)
