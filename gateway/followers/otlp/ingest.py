@@ -253,9 +253,8 @@ class _TelemetryRequest:
 
     def _give_to_lightning(self, entry: SpanEntry, item: TelemetryItem, rollout: str, attempt: str) -> None:
         entry.rollout, entry.attempt = rollout, attempt
-        resource, schema = item.resource, getattr(self._tree, "schema_url", "")
-        pairs = () if resource is None else resource.attributes or ()
-        self._arrived.append(arrival_of_otlp(item.message, pairs, schema, entry))
+        pairs = () if item.resource is None else item.resource.attributes or ()
+        self._arrived.append(arrival_of_otlp(item.message, pairs, entry))
         self._receiver.traces.learn(entry.trace_id or "", (rollout, attempt))
 
     async def _keep_arrived(self) -> None:

@@ -170,7 +170,7 @@ class _PlainBounds(Bounds):
         return [self.plain(one) for one in items[:most]]
 
 
-def arrival_of_otlp(span: Span, resource: Sequence[KeyValue], schema_url: str, entry: SpanEntry) -> SpanArrival:
+def arrival_of_otlp(span: Span, resource: Sequence[KeyValue], entry: SpanEntry) -> SpanArrival:
     """A span that came by OTLP, with the attempt's ids in `entry`, as Agent Lightning would have kept it."""
     of_resource, attributes = _mapping(resource), _mapping(span.attributes or ())
     number = attributes.get(NUMBER, of_resource.get(NUMBER))
@@ -206,7 +206,7 @@ def arrival_of_otlp(span: Span, resource: Sequence[KeyValue], schema_url: str, e
         "end_time": seconds(span.end_time_unix_nano or 0),
         "context": address,
         "parent": None,
-        "resource": {"attributes": of_resource, "schema_url": schema_url},
+        "resource": {"attributes": of_resource, "schema_url": ""},
     }
     arrived = _arrival(found, entry)
     arrived.numbered = sequence is not None
