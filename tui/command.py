@@ -212,7 +212,7 @@ def _recorded_source(play: Path | None, plain: bool) -> _DataSource:
         name,
         connect=lambda _: session_recording.ReplayClient(found, clock),
         now_ns=clock.now_ns,
-        note=lambda: "played; it stands still at its end",
+        note=lambda: "played to its end",
     )
 
 

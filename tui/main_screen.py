@@ -162,9 +162,11 @@ class MainScreen(Screen[None], inherit_bindings=False):
     AUTO_FOCUS = ""
     DEFAULT_CSS = """
     MainScreen { layout: vertical; background: $background; color: $foreground; }
-    MainScreen > Static { height: 1; }
+    MainScreen > Static { height: 1; text-wrap: nowrap; text-overflow: ellipsis; }
     #top { background: $panel; }
     #keys { background: $panel; color: $text-muted; }
+    MainScreen > #head, MainScreen > #keys { height: auto; min-height: 1; max-height: 3; text-wrap: wrap; }
+    MainScreen > #head { max-height: 2; }
     #tabs { color: $text-muted; }
     """
 
@@ -271,7 +273,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
         """Show rows, panes or both, as the room allows."""
         focus = self.shown.focus if has_table else "panes"
         needed = len(self.ids) + CHROME + LEAST_PANE
-        split = has_table and not self.shown.zoomed and (self.size.height >= TALL or self.size.height >= needed)
+        split = has_table and not self.shown.zoomed and (not self.ids or self.size.height >= min(TALL, needed))
         # A short list leaves its room to the panes.
         self.rows.styles.height = min(len(self.ids) + 2, self.size.height * 3 // 5) if split else "1fr"
         self.rows.display = has_table and (split or focus == "rows")
@@ -293,18 +295,22 @@ class MainScreen(Screen[None], inherit_bindings=False):
 
     def _draw_top(self, shown: ViewState, now: int) -> None:
         trail = " › ".join(" ".join(filter(None, (one.view.title, one.view.place()))) for one in self.stack[-3:])
-        badge = (" Penstock ", "bold reverse") if self.size.width >= NARROW else ("", "")
+        width = self.size.width
+        badge = (" Penstock ", "bold reverse") if width >= NARROW else ("", "")
         left = Text.assemble(badge, " ", clean(self.penstock.context), "  ", (clean(trail), "bold"))
-        states = [self.penstock.link.words(now), *self.penstock.status_notes()]
+        states = [self.penstock.link.words(now)]
         if self.since and shown.view.ranged:
-            states.insert(0, range_words(self.since))
+            states.append(range_words(self.since))
         if self.penstock.loader.paused:
             states.append("paused: p goes on")
         if self.table is not None and not shown.following:
             states.append("not following: f")
-        right = Text("  ".join(states), style="" if self.penstock.link.state == "live" else "bold yellow")
-        room = self.size.width - right.cell_len - 2
-        left.truncate(max(20, room), overflow="ellipsis", pad=True)
+        notes = self.penstock.status_notes()
+        # Notes give way to the name of the screen.
+        while notes and sum(len(one) + 2 for one in (*states, *notes)) + min(left.cell_len, width // 2) > width:
+            notes.pop()
+        right = Text("  ".join([*states, *notes]), style="" if self.penstock.link.state == "live" else "bold yellow")
+        left.truncate(max(10, width - right.cell_len - 2), overflow="ellipsis", pad=True)
         self._top.update(left.append(" ").append_text(right))
 
     def _draw_head(self, shown: ViewState, now: int) -> None:
@@ -363,13 +369,13 @@ class MainScreen(Screen[None], inherit_bindings=False):
     def draw_keys(self) -> None:
         """Draw the bottom line: a message, completions of the typed line, or the keys."""
         if self.prompt.is_open and not self._message:
-            self._keys.update(Text(format_completions(self._likely)))
+            self._keys.update(Text(format_completions(self._likely) or "Enter does it, Esc does not."))
             return
         if self._message:
             self._keys.update(Text(self._message, style="bold"))
             return
         keys = {key.id: key for key in self.penstock.keys.for_view(self.shown.view.name)}
-        own = [key for key in keys.values() if key.group == "change" and self.penstock.may_not_change() is None]
+        own = [key for key in keys.values() if key.group == "change" and self._useful(key.id)]
         self._keys.update(
             hints([*own, *(keys[id] for id in HINTS if id in keys and self._useful(id))], self.size.width)
         )
@@ -377,13 +383,17 @@ class MainScreen(Screen[None], inherit_bindings=False):
     def _useful(self, id: str) -> bool:
         """False if a key of the bottom line does nothing on this screen at the moment."""
         shown, table = self.shown, self.table
+        action = next((one for one in shown.view.actions if one.id == id), None)
+        if action is not None:
+            free = shown.data is not None and self.penstock.may_not_change() is None
+            return free and action.unavailable(shown.data, shown.chosen) is None
         match id:
-            case "open" | "mark":
+            case "open" | "mark" | "compare":
                 return bool(self.ids)
             case "filter":
                 return table is not None
             case "sort":
-                return table is not None and bool(table.order)
+                return table is not None and bool(table.order and self.ids)
             case "back":
                 return len(self.stack) > 1 or shown.focus == "panes" or bool(shown.search or shown.view.terms)
             case "range":
@@ -487,7 +497,7 @@ class KeyHandler:
             "open": self.open_row, "back": self._back, "other": self._other, "focus": self._focus,
             "next_pane": lambda: self._pane(1), "previous_pane": lambda: self._pane(-1),
             "follow": self._follow, "pause": self._pause, "refresh": self._refresh,
-            "sort": self._sort, "reverse": self._reverse, "theme": app.next_theme,
+            "sort": self._sort, "reverse": lambda: self._sort(turn=True), "theme": app.next_theme,
             "filter": self._filter, "command": self._command, "help": self._help,
             "mark": self._mark, "compare": app.compare, "range": self._range, "palette": app.open_palette,
             "search": lambda: self.main.prompt.open("search", "", lambda text: ()), "save": self._save,
@@ -613,19 +623,12 @@ class KeyHandler:
         self.main.penstock.loader.reload()
         self.main.say("Asking again.")
 
-    def _sort(self) -> None:
-        if self.main.table is None or not self.main.table.order:
+    def _sort(self, turn: bool = False) -> None:
+        shown, table = self.main.shown, self.main.table
+        if table is None or not table.order:
             self.main.say("These rows have one order only.")
             return
-        shown = self.main.shown
-        shown.sort = next_sort(self.main.table, shown.sort)
-        self.main.draw()
-
-    def _reverse(self) -> None:
-        if self.main.table is None or not self.main.table.order:
-            self.main.say("These rows have one order only.")
-            return
-        self.main.shown.reverse = not self.main.shown.reverse
+        shown.sort, shown.reverse = shown.sort if turn else next_sort(table, shown.sort), shown.reverse ^ turn
         self.main.draw()
 
     def _range(self) -> None:
@@ -677,23 +680,16 @@ class KeyHandler:
 
     def submit(self, event: Prompt.Submitted) -> None:
         """Handle a typed line: apply a filter, or carry out a command."""
-        shown = self.main.shown
-        if event.purpose == "command":
-            self.main.prompt.close()
-            if event.text:
-                self.main.penstock.go(event.text.split())
-        elif event.purpose == "search":
-            self.main.prompt.close()
-            if event.text:
-                self.main.penstock.go(["search", event.text])
-        elif event.purpose == "save":
-            self.main.prompt.close()
-            if event.text:
-                self.main.penstock.save_view(event.text)
-        elif (view := shown.view.filtered(event.text)) is not None:
-            self.main.penstock.try_filter(view)
+        shown, app, text = self.main.shown, self.main.penstock, event.text
+        if event.purpose == "filter" and (view := shown.view.filtered(text)) is not None:
+            app.try_filter(view)
         else:
             self.main.prompt.close()
-            shown.search = event.text
-            self.main.draw()
+            if event.purpose == "filter":
+                shown.search = text
+                self.main.draw()
+            elif text and event.purpose == "save":
+                app.save_view(text)
+            elif text:
+                app.go(["search", text] if event.purpose == "search" else text.split())
         self.main.draw_keys()

@@ -42,6 +42,8 @@ from penstock.tui.view import Pane, TableModel
 CHOSEN, MARKED, BOTH, NEITHER = "▶ ", "● ", "▶●", "  "
 """Signs of the gutter for the selected and for marked rows, so that colour is not needed."""
 GUTTER: Final = len(NEITHER)
+LEAST_CELL: Final = 8
+"""The least width of a cell that is cut off at the edge; characters."""
 LEAST_BAR: Final = 12
 """The least width of the bar right of the columns; characters."""
 AHEAD: Final = 20
@@ -179,10 +181,15 @@ class Rows(ScrollView, can_focus=False):
     def _strip(self, gutter: str, cells: Sequence[Text], style: Style, id: str) -> Strip:
         """A line of cells in the widths of their columns, with the bar right of them."""
         parts = [Segment(gutter, style)]
+        room = self.size.width - GUTTER
         for place, width in (self._fit.widths if self._fit else {}).items():
+            # What does not fit is left out, or cut off if it is a text.
+            if room < (width if self._columns[place].right else min(width, LEAST_CELL)):
+                break
             if len(parts) > 1:
                 parts.append(Segment(" " * GAP, style))
-            parts += self._cell(cells[place], width, self._columns[place].right, style)
+            parts += self._cell(cells[place], min(width, room), self._columns[place].right, style)
+            room -= width + GAP
         line = Strip(parts)
         room = self.size.width - line.cell_length - 2 * GAP
         if self._table.bar is None or room < LEAST_BAR:

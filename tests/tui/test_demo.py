@@ -136,6 +136,12 @@ async def test_the_overview_fits_its_screen(size: tuple[int, int], seen: str) ->
         assert (app_of(pilot).main.sheet.max_scroll_y == 0) == (size[1] > 10)
 
 
+async def test_the_top_line_has_the_name_of_the_screen_and_the_connection_before_notes() -> None:
+    async with played(["workers"], (48, 10)) as pilot:
+        top = (await settled(pilot)).splitlines()[0]
+    assert top.split() == ["demo", "Workers", "and", "queue", "live", "played"]
+
+
 async def test_the_pictures_of_runs_are_their_plot() -> None:
     async with ReplayClient(recording(), ReplayClock(recording(), at_end=True)) as client:
         runs = {name: await client.curves(name, max_points=POINTS) for name in ("grpo-1", "grpo-2")}
@@ -167,6 +173,6 @@ def test_the_demo_prints_every_screen_eighty_columns_wide_without_a_gateway(tmp_
     assert done.stderr == ""
     assert max(map(cell_len, done.stdout.splitlines())) <= 80
     assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("== ") and "(penstock" in line] == [
-        "Overview", "Rollouts", "Tools", "Releases", "Resources", "Runs", "Workers", "Upstreams", "Log", "Groups",
+        "Overview", "Rollouts", "Tools", "Releases", "Resources", "Workers", "Runs", "Upstreams", "Log", "Groups",
     ]  # fmt: skip
     check_text("tui/plain.txt", done.stdout)

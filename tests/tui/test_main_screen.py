@@ -240,6 +240,14 @@ async def test_a_fresh_gateway_says_how_an_agent_calls_it(gateway: Gateway) -> N
             await until(pilot, lambda text: all(line in text for line in lines))
 
 
+async def test_a_small_terminal_says_why_it_shows_nothing_and_what_a_key_would_do(gateway: Gateway) -> None:
+    async with running(options(gateway.url, "releases"), (40, 10)) as pilot:
+        text = await until(pilot, lambda text: "starts one." in text)
+        assert "promote" not in text.splitlines()[-1]
+        await pilot.press("K")
+        await until(pilot, lambda text: "? lists the keys." in text)
+
+
 async def test_the_line_of_screens_names_them_and_is_clicked(world: World) -> None:
     async with running(options(world.url)) as pilot:
         line = (await shown(pilot)).splitlines()[1]

@@ -172,7 +172,7 @@ class WorkersView(NounScreen[Worker, None]):
 NEWEST_CHANGES: Final = 500
 """The most changes that are kept."""
 PEOPLE: Final = 50
-CHANGES = (Column("change", narrows="cut", least=40),)
+CHANGES = (Column("change", narrows="cut", least=20),)
 NONE = "Nothing has happened on this tape yet."
 
 

@@ -263,7 +263,8 @@ def _column(blocks: Sequence[tuple[str, Lines]]) -> RenderableType:
         for line in lines:
             # Why the gateway is not ready is never cut off.
             line.no_wrap, line.overflow = name != "Health", "ellipsis"
-        made.add_row(Text(name, style="bold"), Group(*lines))
+        if lines:
+            made.add_row(Text(name, style="bold"), Group(*lines))
     return made
 
 
@@ -345,8 +346,7 @@ def _health(data: OverviewData, room: int) -> Iterator[Text]:
 
 def _traffic(traffic: DigestHistory | None, room: int, most: int) -> Iterator[Text]:
     if traffic is None:
-        yield Text("is followed in a terminal; below are sums over the newest spans", style="dim")
-        return
+        return  # --plain follows nothing
     flows = {name: traffic.rate_series(of) for name, of in FLOWS.items()}
     if most < MOST:
         yield _fitting(room, *(f"{flow.now:,.1f} {name} a second" for name, flow in flows.items()))
