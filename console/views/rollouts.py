@@ -83,12 +83,13 @@ NAMED = {
 shown."""
 TOKENS = (
     ("gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens"),
+    ("gen_ai.usage.prompt_tokens", "gen_ai.usage.completion_tokens"),
     ("llm.token_count.prompt", "llm.token_count.completion"),
 )
 FURNITURE = (
     *("otel.", "span.kind", "openinference.", "telemetry.", "service.", "process.", "thread.", "host.", "os.", "code."),
     *("gen_ai.", "llm.", "openai.", "input.", "output.", "metadata", "session.", "user_agent.", "penstock."),
-    *("http.", "url.", "server.", "client.", "network.", "net.", "db.", "agentlightning.", "error.type"),
+    *("http.", "url.", "server.", "client.", "network.", "net.", "db.", "agentlightning.", "langfuse.", "error.type"),
 )
 """Prefixes of the names of attributes that tell little, or that the tables above contain."""
 

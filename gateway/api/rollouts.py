@@ -214,7 +214,11 @@ async def get_diagnosis(request: web.Request) -> web.Response:
     tape = control.tape
 
     def judge() -> Diagnosis:
-        return diagnose(summary(tape, rollout), tape.spans(rollout.id), tape.exchange, asked.model)
+        found = summary(tape, rollout)
+        if not found.totals.calls:
+            # It may have some that telemetry tells of.
+            control.costs.add(tape, [found])
+        return diagnose(found, tape.spans(rollout.id), tape.exchange, asked.model)
 
     return answer(await control.heavy.run(judge))
 

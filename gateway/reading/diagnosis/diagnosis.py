@@ -338,19 +338,24 @@ def _counting(rollout: RolloutSummary, attempts: Sequence[AttemptDiagnosis]) -> 
 
 def _verdict(rollout: RolloutSummary, about: Sequence[Finding], counts: AttemptDiagnosis | None) -> str:
     if counts is None or not counts.trainable:
-        return f"{rollout.id} cannot be trained on: {_reason(about, counts)}."
+        return f"{rollout.id} cannot be trained on: {_reason(rollout, about, counts)}."
     calls = f"{counts.trainable:,} of {len(counts.calls):,} calls"
     return (
         f"{rollout.id} can be trained on: {calls}, {pluralized(counts.sequences, 'sequence')}, reward {counts.reward}."
     )
 
 
-def _reason(about: Sequence[Finding], counts: AttemptDiagnosis | None) -> str:
+def _reason(rollout: RolloutSummary, about: Sequence[Finding], counts: AttemptDiagnosis | None) -> str:
     """The gravest finding of the attempt that counts."""
     if counts is None:
         return about[0].reason if about else "it has no attempts"
     reasons = [finding.reason for finding in counts.findings if finding.blocks] or _counted(counts.calls)
-    return f"{counts.attempt}: {reasons[0] if reasons else 'it has no calls'}"
+    return f"{counts.attempt}: {reasons[0] if reasons else _no_calls(rollout, counts)}"
+
+
+def _no_calls(rollout: RolloutSummary, counts: AttemptDiagnosis) -> str:
+    told = sum(one.totals.told for one in rollout.attempts if one.id == counts.attempt)
+    return "it has no calls" + (f" but {told:,} in telemetry, without token ids" if told else "")
 
 
 def _counted(calls: Sequence[CallDiagnosis]) -> list[str]:
