@@ -209,6 +209,26 @@ GROUPS: Final[dict[str, CommandGroup]] = {
             ),
         },
     ),
+    "import": CommandGroup(
+        "Bring what others have recorded, or how they are configured.",
+        {
+            "agl": CommandEntry(
+                "penstock.console.commands.import_agl:agl", "Import rollouts of Agent Lightning 0.3 or 1.0."
+            ),
+            "langfuse": CommandEntry(
+                "penstock.console.commands.import_langfuse:langfuse",
+                "Import traces of Langfuse with their observations and scores.",
+            ),
+            "otlp-file": CommandEntry(
+                "penstock.console.commands.import_otlp:otlp_file",
+                "Import spans out of files that an OpenTelemetry collector has written.",
+            ),
+            "litellm-config": CommandEntry(
+                "penstock.console.commands.import_litellm:litellm_config",
+                "Make a penstock.toml of the config.yaml of LiteLLM's proxy.",
+            ),
+        },
+    ),
     "masking": CommandGroup(
         "What rules keep off the tape.",
         {
@@ -447,7 +467,7 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "Releases": ("resource", "prompts", "release", "webhook"),
     "Training": ("doctor", "samples", "runs", "train"),
-    "Tape": ("export", "lake", "index", "forget", "hold", "retention", "check", "backup", "restore"),
+    "Tape": ("export", "import", "lake", "index", "forget", "hold", "retention", "check", "backup", "restore"),
 }
 """Titles, and the commands below each."""
 

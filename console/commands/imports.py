@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 Value: TypeAlias = str | int | float | bool | list["Value"] | dict[str, "Value"] | None
 REQUEST_BYTES: Final = 4 << 20
 """Bytes of spans after which a request is sent; the gateway takes four times as many. One span may be larger."""
+LONGEST: Final = 10_000
+"""Most characters of a text, and elements of a list, that are sent; the gateway keeps fewer, and marks what it cuts."""
 _KINDS: Final = {"internal": 1, "server": 2, "client": 3}
 
 
@@ -40,6 +42,8 @@ class ImportedSpan:
     """`internal`, `server` or `client`."""
     error: str | None = None
     """Why it failed; None if it did not."""
+    more: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Other fields of OTLP's JSON, such as `traceId`, `events` and `links`."""
 
 
 async def send_spans(client: Client, rollout: str, attempt: str, spans: Iterable[ImportedSpan]) -> int:
@@ -56,7 +60,7 @@ async def send_spans(client: Client, rollout: str, attempt: str, spans: Iterable
         if span.span_id in there:
             continue
         there.add(span.span_id)
-        batch.append(msgspec.json.encode(_otlp(span, rollout, attempt)))
+        batch.append(msgspec.json.encode(otlp_span(span, rollout, attempt)))
         size, sent = size + len(batch[-1]), sent + 1
         if size > REQUEST_BYTES:
             await _post(client, rollout, attempt, batch)
@@ -75,7 +79,8 @@ async def _post(client: Client, rollout: str, attempt: str, spans: list[bytes]) 
         raise CommandError(f"{rollout}: the gateway did not take all of it: {partial.get('errorMessage')}")
 
 
-def _otlp(span: ImportedSpan, rollout: str, attempt: str) -> dict[str, Any]:
+def otlp_span(span: ImportedSpan, rollout: str, attempt: str) -> dict[str, Any]:
+    """A span of an attempt as OTLP writes it in JSON."""
     from penstock.gateway.model.span import trace_id
 
     made: dict[str, Any] = {
@@ -85,10 +90,15 @@ def _otlp(span: ImportedSpan, rollout: str, attempt: str) -> dict[str, Any]:
         "kind": _KINDS[span.kind],
         "startTimeUnixNano": str(span.start_ns),
         "endTimeUnixNano": str(span.end_ns),
-        "attributes": [{"key": name, "value": _value(value)} for name, value in span.attributes.items()],
+        "attributes": otlp_attributes(span.attributes),
     }
     made |= {} if span.parent_id is None else {"parentSpanId": span.parent_id}
-    return made | ({} if span.error is None else {"status": {"code": 2, "message": span.error}})
+    return made | ({} if span.error is None else {"status": {"code": 2, "message": span.error}}) | dict(span.more)
+
+
+def otlp_attributes(attributes: Mapping[str, Value]) -> list[dict[str, Any]]:
+    """Attributes as OTLP writes them in JSON."""
+    return [{"key": name, "value": _value(value)} for name, value in attributes.items()]
 
 
 def _value(value: Value) -> dict[str, Any]:
@@ -96,13 +106,13 @@ def _value(value: Value) -> dict[str, Any]:
     if isinstance(value, bool):
         return {"boolValue": value}
     if isinstance(value, int):
-        return {"intValue": str(value)}
+        return {"intValue" if -(2**63) <= value < 2**63 else "stringValue": str(value)}
     if isinstance(value, float):
         return {"doubleValue": value}
     if isinstance(value, str):
-        return {"stringValue": value}
+        return {"stringValue": value[:LONGEST]}
     if isinstance(value, list):
-        return {"arrayValue": {"values": [_value(one) for one in value]}}
+        return {"arrayValue": {"values": [_value(one) for one in value[:LONGEST]]}}
     if isinstance(value, dict):
-        return {"kvlistValue": {"values": [{"key": name, "value": _value(one)} for name, one in value.items()]}}
+        return {"kvlistValue": {"values": otlp_attributes(value)}}
     return {}

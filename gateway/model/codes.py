@@ -57,7 +57,7 @@ BreakdownDimension = Literal[
 
 Extra = Literal[
     "apo", "clouds", "demo", "index", "kubernetes", "lake", "masking", "mcp", "mlflow", "parquet", "plots", "providers",
-    "ray", "samples", "train", "tui", "verl",
+    "ray", "samples", "train", "tui", "verl", "yaml",
 ]  # fmt: skip
 """Extras that commands and settings ask for."""
 

@@ -34,7 +34,7 @@ SKETCH = re.compile(r"\.\.\.|…|\||\[")
 """What stands for something else in a command, so that it is no command yet."""
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 KEYLESS = re.compile(
-    "serve|lake|check|backup|restore|key|completion|masking try|prices update|"
+    "serve|lake|check|backup|restore|key|completion|masking try|prices update|import litellm-config|"
     "sidecar (bind|release|iptables)|train (merge|apo report)"
 )
 """Commands that speak to no gateway."""

@@ -148,6 +148,7 @@ ASKS = {
     **{f"train {kind} train.toml": TRAIN for kind in ("grpo", "sft", "dpo")},
     "serve --config masking.toml --port 0": RULES,
     "masking try body --config masking.toml": RULES,
+    "import litellm-config masking.toml": "YAML needs PyYAML: pip install '.[yaml]' in Penstock's checkout",
     "serve --config translating.toml --port 0": "litellm is not installed: "
     "pip install '.[providers]' in Penstock's checkout",
 }

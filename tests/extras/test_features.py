@@ -126,6 +126,12 @@ async def test_masking(install: Install, provider: Provider, tmp_path: Path) -> 
     assert (tried.text, tried.err) == ('{"said": "*****."}', "greetings: 1\n")
 
 
+async def test_yaml(install: Install, tmp_path: Path) -> None:
+    shell = install("yaml").shell("", tmp_path)
+    (tmp_path / "config.yaml").write_text("model_list: [{model_name: gpt-5, litellm_params: {model: openai/gpt-5}}]")
+    assert 'model = "gpt-5"' in (await good(shell, "import", "litellm-config", "config.yaml")).text
+
+
 @pytest.mark.parametrize("extra", ["samples", "samples,parquet"])
 async def test_samples(install: Install, provider: Provider, tmp_path: Path, extra: str) -> None:
     clean, provider.formats = install(extra), vllm_wire.FORMATS
