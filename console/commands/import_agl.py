@@ -31,6 +31,7 @@ from penstock.console.commands.import_rollouts import (
     fields_of,
     file_records,
     flat,
+    fresh_page,
     instant_ns,
     messages,
     needed,
@@ -134,15 +135,17 @@ async def _of_03(server: ForeignServer, session: aiohttp.ClientSession) -> Async
 
 
 async def _pages(server: ForeignServer, session: aiohttp.ClientSession, path: str, **query: str) -> AsyncIterator[Any]:
+    before = list[Any]()
     for at in count(0, PAGE):
         page = await server.get(session, path, limit=PAGE, offset=at, **query)
         found = as_list(as_object(page).get("items"))
         if found is None:
             raise CommandError(f"{server.name}{path} did not answer a page of items: is it a server of 0.3?")
-        for one in found:
+        for one in fresh_page(found, before, f"{server.name}{path}"):
             yield one
         if len(found) < PAGE:
             return
+        before = found
 
 
 async def _of_10(server: ForeignServer, session: aiohttp.ClientSession) -> AsyncIterator[list[Record]]:

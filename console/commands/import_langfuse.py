@@ -36,6 +36,7 @@ from penstock.console.commands.import_rollouts import (
     attributes,
     fields_of,
     file_records,
+    fresh_page,
     instant_ns,
     messages,
     needed,
@@ -109,18 +110,20 @@ async def _of_server(url: str) -> AsyncIterator[list[Record]]:
         url, {"Authorization": BasicAuth(*keys).encode()}, f"check {PUBLIC_KEY} and {SECRET_KEY}: they belong to one "
         "project",
     )  # fmt: skip
+    before = list[Any]()
     async with ClientSession() as session:
         for page in count(1):
             answer = as_object(await server.get(session, "/api/public/traces", page=page, limit=PAGE, fields="core"))
             found = as_list(answer.get("data"))
             if found is None:
                 raise CommandError(f"{server.name}/api/public/traces did not answer a page of traces: is it Langfuse?")
-            for one in found:
+            for one in fresh_page(found, before, server.name):
                 if isinstance(id := as_object(one).get("id"), str):
                     whole = await server.get(session, f"/api/public/traces/{quote(id, safe='')}")
                     yield [Record(f"{server.name} {id}", whole if whole is not None else one)]
             if len(found) < PAGE:
                 return
+            before = found
 
 
 # Out of records -------------------------------------------------------------------------------------------------------

@@ -36,6 +36,8 @@ MOST_REASONS: Final = 20
 """Most reasons that are told of what was left out."""
 EVERY: Final = 100
 """Number of rollouts after which the progress is told."""
+BATCH: Final = 64
+"""Attempts after which they are sent, several at a time."""
 AT_ONCE: Final = 200
 """Rollouts of one question for their sums."""
 LONGEST_NAME: Final = 120
@@ -135,13 +137,13 @@ def run_import(gateway: str, attempts: Attempts) -> None:
     report = ImportReport()
 
     async def ask(client: Client) -> None:
-        told = 0
+        batch = list[ImportedAttempt]()
         async for one in attempts(report):
-            with report.reading(f"rollout {one.rollout}"):
-                await _put(client, one, report)
-            if len(report.rollouts) >= told + EVERY:
-                told = len(report.rollouts)
-                note(f"… {told:,} rollouts")
+            batch.append(one)
+            if len(batch) == BATCH:
+                await _put_all(client, batch, report)
+                batch = []
+        await _put_all(client, batch, report)
         ids = list(report.rollouts)
         for at in range(0, len(ids), AT_ONCE):
             found = await client.rollouts_by_id(ids[at : at + AT_ONCE])
@@ -165,6 +167,15 @@ def run_import(gateway: str, attempts: Attempts) -> None:
         raise CommandError("nothing was imported")
 
 
+async def _put_all(client: Client, batch: Sequence[ImportedAttempt], report: ImportReport) -> None:
+    from penstock.gateway.client.connection import map_concurrently
+
+    before = len(report.rollouts) // EVERY
+    await map_concurrently(lambda one: _put(client, one, report), batch)
+    if len(report.rollouts) // EVERY > before:
+        note(f"… {len(report.rollouts):,} rollouts")
+
+
 async def _put(client: Client, one: ImportedAttempt, report: ImportReport) -> None:
     from penstock.gateway.client.connection import Refused
     from penstock.gateway.model.rollout import Judgement
@@ -173,7 +184,8 @@ async def _put(client: Client, one: ImportedAttempt, report: ImportReport) -> No
     try:
         report.new += await send_spans(client, one.rollout, one.attempt, one.spans)
     except (CommandError, Refused) as error:
-        raise OddRecordError(str(error)) from None
+        report.leave_out(f"rollout {one.rollout}", str(error))
+        return
     report.rollouts[one.rollout] = None
     sequences = dict[str | None, int]()
     if any(reward.span_id for reward in one.rewards):
@@ -186,11 +198,11 @@ async def _put(client: Client, one: ImportedAttempt, report: ImportReport) -> No
             value=reward.value, dimensions=dict(reward.dimensions), source=reward.source,
             reason=reward.reason and reward.reason[:10_000], span=at, key=reward.key,
         )  # fmt: skip
-        with report.reading(f"a reward of rollout {one.rollout}"):
-            try:
-                await client.reward(one.rollout, one.attempt, judgement)
-            except Refused as error:
-                raise OddRecordError(str(error)) from None
+        try:
+            await client.reward(one.rollout, one.attempt, judgement)
+        except Refused as error:
+            report.leave_out(f"a reward of rollout {one.rollout}", str(error))
+        else:
             report.rewards += 1
 
 
@@ -297,6 +309,8 @@ class ForeignServer:
         if self._url.scheme not in ("http", "https") or not self._url.host:
             raise CommandError(f"{self._url} is not the URL of a server: it must start with http:// or https://", 2)
         self.name = str(self._url).rstrip("/")
+        if not all(value.isprintable() for value in headers.values()):
+            raise CommandError(f"the key has a character that no header may have: {credentials}")
         self._headers = dict(headers)
         self._credentials = credentials
 
@@ -327,6 +341,14 @@ class ForeignServer:
             return orjson.loads(content)
         except orjson.JSONDecodeError as error:
             raise CommandError(f"{url} did not answer JSON: {error}") from None
+
+
+def fresh_page(found: list[Any], before: list[Any], what: str) -> list[Any]:
+    """A page of a list. Raises `CommandError` if it is the page before once more, as of a server that knows no
+    pages."""
+    if found and found == before:
+        raise CommandError(f"{what} answers the same page again and again")
+    return found
 
 
 # Out of records -------------------------------------------------------------------------------------------------------
