@@ -1,4 +1,4 @@
-"""What Agent Lightning 1.0's server API reads from the tape: rollouts, the order in which they ended, and events.
+"""Reads the tape for Agent Lightning 1.0's server API: rollouts, the order in which they ended, and events.
 
 Model calls are events that nobody had to send: `model_request` is made of a call's bytes when it is read. What engines
 said in a stream is a list of its events there.
@@ -178,7 +178,7 @@ class LightningServerReader:
             yield event_answer((name, attempt), "model_request", span.end_ns or span.start_ns, data)
 
     def models(self) -> Models:
-        """Which engine has served as which version, from when on."""
+        """The engines that were registered, with the time of each registration."""
         with self._tape.view() as view:
             found = [
                 (int.from_bytes(key[1:]), unpack(value)) for key, value in view.scan("lightning", keys.LIGHTNING_MODELS)

@@ -60,7 +60,7 @@ class LightningServer(LightningService):
         server: LightningServerReader,
         upstreams: Sequence[UpstreamSettings],
     ) -> None:
-        """`upstreams`: the configured ones."""
+        """`upstreams`: those of the settings, without public endpoints."""
         super().__init__(control, reader, ROUTES)
         self.server = server
         self._upstreams = {_address(one.base_url): one.name for one in upstreams}
@@ -122,7 +122,7 @@ class LightningServer(LightningService):
         return await self.state()
 
     async def resume(self) -> Json:
-        """Let calls go on."""
+        """Let the calls that wait go on."""
         self._reason = None
         views = await self._views()
         for name in views:
@@ -132,7 +132,7 @@ class LightningServer(LightningService):
         return await self.state()
 
     async def state(self) -> Json:
-        """Whether calls wait, and how many run."""
+        """Say whether calls wait, and how many run."""
         views = (await self._views()).values()
         paused = any(one.paused for one in views)
         return {
@@ -154,7 +154,7 @@ class LightningServer(LightningService):
 
 
 def _address(url: str) -> tuple[str, str, int | None, str]:
-    """What is compared of an engine's base URL: with `/v1` or without."""
+    """The parts of an engine's base URL that name it; it may end with `/v1` or not."""
     parts = urlsplit(url)
     try:
         port = parts.port
@@ -168,7 +168,7 @@ def _address(url: str) -> tuple[str, str, int | None, str]:
 
 
 async def get_health(service: LightningServer, ids: Ids, asked: None) -> Json:
-    """Always `ok`."""
+    """Answer `ok` as long as the gateway serves."""
     return {"status": "ok"}
 
 
@@ -240,12 +240,12 @@ async def pause(service: LightningServer, ids: Ids, asked: ServerPause) -> Json:
 
 
 async def resume(service: LightningServer, ids: Ids, asked: ServerPause) -> Json:
-    """Let calls go on."""
+    """Let the calls that wait go on."""
     return await service.resume()
 
 
 async def get_state(service: LightningServer, ids: Ids, asked: None) -> Json:
-    """Whether calls wait, and how many are under way."""
+    """Say whether calls wait, and how many are under way."""
     return await service.state()
 
 

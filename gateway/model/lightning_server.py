@@ -43,20 +43,20 @@ GRACE_S: Final = 60.0
 
 
 class ServerLocalConfig(BaseModel):
-    """How a local controller runs an agent."""
+    """The agent that a local controller runs."""
 
     agent_class: str | None = None
     env_map: dict[str, str] = Field(default_factory=dict[str, str])
 
 
 class ServerClusterConfig(BaseModel):
-    """How a controller in Kubernetes runs an agent."""
+    """The job by which a controller in Kubernetes runs an agent."""
 
     job_template: str | None = None
 
 
 class ServerConfig(BaseModel):
-    """How a rollout is run."""
+    """The limits of a rollout and its agent."""
 
     timeout_seconds: int = 3600
     local: ServerLocalConfig | None = None
@@ -88,7 +88,7 @@ class ServerTask(BaseModel):
 
 
 def data_id(said: Any) -> str:
-    """What a task calls its data; empty where it has no name."""
+    """The name that a task gives its data; empty where it gives none."""
     if not isinstance(said, dict):
         return ""
     found = cast(Json, said)
@@ -125,7 +125,7 @@ class StatusPatch(BaseModel):
 
 
 class ServerPatch(BaseModel):
-    """Changes of a rollout."""
+    """Changes of a rollout, which are of its status."""
 
     status: StatusPatch | None = None
 
@@ -154,18 +154,18 @@ class ServerModel(BaseModel):
 
 
 class ServerModels(RootModel[list[ServerModel]]):
-    """Engines: a bare list."""
+    """Engines to be registered: a bare list."""
 
 
 class ServerPause(BaseModel):
-    """Lets calls wait."""
+    """Asks that calls of models in training wait."""
 
     retry_after_seconds: int = 5
     reason: str | None = Field(default=None, max_length=2000)
 
 
 class ServerRecord(msgspec.Struct):
-    """What the tape keeps of a rollout of this API besides."""
+    """The fields of a rollout that the gateway's own noun lacks, as the tape keeps them."""
 
     config: Json
     k8s_job_name: str | None = None

@@ -234,7 +234,8 @@ _CLIENTS = (*(path.encode() for path in LOGIN_PATHS), b"/v1/traces")
 """Paths at which some clients send requests that are no calls."""
 _OWN_PATHS = (b"/healthz", b"/readyz")
 """Paths that each of several workers answers itself."""
-_PATHS = (b"/api", b"/metrics", LIGHTNING, *LIGHTNING_SERVER, *_OWN_PATHS)
+_LIGHTNING: Final = (LIGHTNING, *LIGHTNING_SERVER)
+_PATHS = (b"/api", b"/metrics", *_LIGHTNING, *_OWN_PATHS)
 _TRACES: Final = "/v1/traces"
 
 
@@ -342,8 +343,10 @@ class ControlPlane(Plane):
 
     def serve(self, client: ClientConnection, request: HttpRequest, target: bytes | None = None) -> None:
         """Begin a request as `Plane.serve` does, or an operation."""
-        agl = self._lightning_of(request.target) if target is None else None
-        operations = agl or self._operations
+        agl = None
+        if target is None and request.target.startswith(_LIGHTNING):
+            agl = self.lightning if request.target.startswith(LIGHTNING) else self._lightning_server
+        operations = self._operations if agl is None else agl
         found = operations.find(request.method, request.target if target is None else target)
         if found is None and agl is not None:
             agl.refuse(client, request)
@@ -351,12 +354,6 @@ class ControlPlane(Plane):
             super().serve(client, request, target)
         else:
             operations.serve(client, request, *found, trusted=target is not None)
-
-    def _lightning_of(self, target: bytes) -> LightningService | None:
-        """The API of Agent Lightning that serves a path; None if none does."""
-        if target.startswith(LIGHTNING):
-            return self.lightning
-        return self._lightning_server if target.startswith(LIGHTNING_SERVER) else None
 
     async def open(self, connection: UpstreamConnection) -> None:
         """Connect by a socket pair."""

@@ -173,7 +173,7 @@ class LightningServerOperations(AttemptRecords):
 
 
 def server_record(record: bytes | None) -> ServerRecord | None:
-    """What the tape keeps of a rollout; None for one that did not come by this API."""
+    """The record of a rollout; None for one that did not come by this API."""
     return None if record is None else msgspec.convert(unpack(record), ServerRecord)
 
 
