@@ -16,8 +16,8 @@ pytestmark = GROUP
 SLACK = 0.97
 """A figure below this share of its ceiling asks for a lower one."""
 READING = {
-    "files": 446,
-    "lines": 136_950,
+    "files": 464,
+    "lines": 142_450,
     "files below 60 lines": 55,
     "rooms of the gateway": 12,
     "layers of the gateway": 10,
