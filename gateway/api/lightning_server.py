@@ -40,10 +40,9 @@ from penstock.gateway.model.state import LONGEST_HOLD_S, UpstreamView
 from penstock.gateway.traffic.calls.call_request import LIGHTNING_BASE as BASE
 from penstock.gateway.work.lightning_server import LightningServerOperations
 
-PATHS: Final = tuple(
-    f"{BASE}{path}".encode() for path in ("/api", "/healthz", "/proxy/pause", "/proxy/resume", "/proxy/state")
-)
-"""What this API serves; what else is below its base is a call."""
+PATH: Final = BASE.encode()
+CALLS: Final = PATH + b"/proxy/rollout/"
+"""Prefix of paths below it that are calls."""
 _CREATED: Final = frozenset({"agl1_enqueue", "agl1_register_models"})
 _BODILESS: Final = frozenset({"agl1_pause", "agl1_resume"})
 

@@ -23,8 +23,8 @@ from penstock.gateway.api import guard
 from penstock.gateway.api.guard import HEADERS
 from penstock.gateway.api.lightning import PATH as LIGHTNING
 from penstock.gateway.api.lightning import LightningService
-from penstock.gateway.api.lightning_server import PATHS as LIGHTNING_SERVER
-from penstock.gateway.api.lightning_server import LightningServer
+from penstock.gateway.api.lightning_server import CALLS, LightningServer
+from penstock.gateway.api.lightning_server import PATH as LIGHTNING_SERVER
 from penstock.gateway.api.login import PATHS as LOGIN_PATHS
 from penstock.gateway.api.login import SCOPE as LOGIN_SCOPE
 from penstock.gateway.api.openapi import STYLE
@@ -234,14 +234,14 @@ _CLIENTS = (*(path.encode() for path in LOGIN_PATHS), b"/v1/traces")
 """Paths at which some clients send requests that are no calls."""
 _OWN_PATHS = (b"/healthz", b"/readyz")
 """Paths that each of several workers answers itself."""
-_LIGHTNING: Final = (LIGHTNING, *LIGHTNING_SERVER)
+_LIGHTNING: Final = (LIGHTNING, LIGHTNING_SERVER)
 _PATHS = (b"/api", b"/metrics", *_LIGHTNING, *_OWN_PATHS)
 _TRACES: Final = "/v1/traces"
 
 
 def is_control(target: bytes) -> bool:
     """True when a request target belongs to the control API."""
-    if not target.startswith(_PATHS):
+    if not target.startswith(_PATHS) or target.startswith(CALLS):
         return False
     path = target.partition(b"?")[0]
     return any(path == name or path.startswith(name + b"/") for name in _PATHS)

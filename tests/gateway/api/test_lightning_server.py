@@ -251,11 +251,28 @@ async def test_experts_of_a_growing_conversation_are_kept_once(agl: httpx.AsyncC
     assert not any("routed_experts" in one["data"] for one in bare)
 
 
+async def test_retention_forgets_all_of_it(local: Local, agl: httpx.AsyncClient, client: Client) -> None:
+    kept, gone = await queued(agl), await queued(agl)
+    for name in (kept, gone):
+        _ = await post(agl, name, "step", {"n": 1})
+        _ = await patched(agl, name, "failed")
+    assert (await ask(agl, "GET", "/api/rollouts/terminal"))["next_after"] == 2
+    left = len(list(local.gateway.store.records("lightning")))
+    _ = await client.forget(gone)
+    _ = await when(
+        lambda: asyncio.to_thread(list, local.gateway.store.records("lightning")), lambda it: len(it) == left / 2
+    )
+    _ = await ask(agl, "GET", f"/api/rollouts/{gone}", 404)
+    page = await ask(agl, "GET", "/api/rollouts/terminal")
+    assert ([one["rollout_id"] for one in page["items"]], page["total_terminal"]) == ([kept], 2)
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "says"),
     [
         ("GET", "/healthz", None, 200, "ok"),
         ("GET", "/api/nothing", None, 404, "there is nothing"),
+        ("POST", "/v1/chat/completions", {}, 404, "there is nothing at /agl1/v1/chat"),
         ("PUT", "/api/models", None, 405, "Method Not Allowed"),
         ("GET", "/api/rollouts", None, 422, "state_in"),
         ("GET", "/api/rollouts?state_in=cancelled", None, 422, "queuing"),

@@ -41,6 +41,8 @@ def test_a_path_comes_back(address: CallAddress, below: str) -> None:
         ("/rollout/r/attempt/a/prompt/travel/v1/x", CallAddress("r", "a", prompt="travel"), "/v1/x"),
         ("/proxy/rollout/r/attempt/0/mode/val/openai/v1/x", CallAddress("r", "0", mode="val"), "/v1/x"),
         ("/proxy/rollout/r/attempt/0/mode/train/openai", CallAddress("r", "0", mode="train"), "/openai"),
+        ("/agl1/proxy/rollout/r/attempt/0/mode/val/openai/v1/x", CallAddress("r", "0", mode="val"), "/v1/x"),
+        ("/agl1/rollout/r/v1/x", None, "/agl1/rollout/r/v1/x"),
         ("/rollout/r/attempt/a/v1/rollout/z", CallAddress("r", "a"), "/v1/rollout/z"),
     ],
 )
