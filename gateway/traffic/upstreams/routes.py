@@ -173,10 +173,7 @@ _OWN: Final = {
 def _own_path(path: str) -> str:
     """Return advice for a path of the gateway's own."""
     if "/agl" in path:
-        return (
-            "Agent Lightning's store API is not served here: give out work by /api/queue (penstock enqueue, penstock "
-            "run), and send calls of models to /proxy/rollout/ID/attempt/ID/mode/MODE/openai/v1"
-        )
+        return "Agent Lightning's APIs are /v1/agl/... and /agl1/..., without an address of a rollout before them"
     name = path.partition("?")[0].strip("/").rpartition("/")[2]
     return f"POST it below a rollout's address: /rollout/ID/attempt/ID/{_OWN.get(name, 'v1/traces')}"
 
