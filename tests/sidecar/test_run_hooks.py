@@ -95,6 +95,7 @@ async def test_a_worker_reports_figures_of_its_own(client: Client, start_run: St
     assert (await client.rollout("r1")).status == RolloutStatus.CANCELLED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
@@ -115,6 +116,7 @@ async def test_figures_that_are_none_are_told_once(said: str, reason: str) -> No
     assert shown[0].startswith(f"--hook on_heartbeat: {reason}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("word", "said"),
     [

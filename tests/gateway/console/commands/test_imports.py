@@ -386,6 +386,7 @@ def test_an_odd_configuration_is_noted(data: st.DataObject) -> None:
     assert made.routes or made.notes
 
 
+@pytest.mark.slow
 async def test_nothing_is_imported_where_nobody_listens(shell: Shell) -> None:
     shell.env["PENSTOCK_GATEWAY"] = "http://127.0.0.1:9"
     done = await shell.run("import", "agl", str(STUBS / "agl.json"))

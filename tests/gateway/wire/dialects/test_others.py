@@ -416,6 +416,7 @@ OTHERS = {
     "gateway/traffic/calls/batches.py": "whose APIs have batches",
     "gateway/wire/capture.py": "which of chat's events are there for token ids alone",
     "gateway/model/price_lists.py": "providers, as LiteLLM's list of prices names them",
+    "console/commands/import_litellm.py": "providers, as LiteLLM's configuration names them",
     "gateway/traffic/proxy/exact/exact_filter.py": "engines render chat completions only",
     "gateway/traffic/proxy/plan.py": "templates that take one system message get chat completions",
     "gateway/traffic/proxy/translation/translator.py": "the formats that are translated to chat completions",
