@@ -245,7 +245,7 @@ class ReplayClient(Client):
         exact, loose = question_key(method, path, params), question_key(method, path, params, moving=False)
         found = self._recording.answers.get(exact) or self._recording.loose.get(loose)
         if not found:
-            raise NotFound(f"this recording does not hold {path}: nobody looked at it then", 404)
+            raise NotFound(f"this recording does not hold {path}: it holds what was opened while it was made", 404)
         answer = self._at(found)
         self.received += len(answer.body)
         if answer.status is not None:

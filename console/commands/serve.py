@@ -61,7 +61,7 @@ def serve(
     take_over
         Go on in the place of the gateway that writes this tape, if one does: no connection is refused meanwhile.
     quiet
-        Print only the address: no lines to paste on a terminal, and none for calls.
+        Print only the address on a terminal: neither the lines to paste nor a line a call.
     """
     from penstock.gateway.process import parent
 

@@ -103,7 +103,7 @@ async def test_nothing_is_changed_in_a_recording_and_what_it_lacks_is_said(world
     async with ReplayClient(recording, ReplayClock(recording)) as client:
         with pytest.raises(ClientError, match="nothing can be changed in it"):
             await client.set_queue("paused")
-        with pytest.raises(ClientError, match="does not hold /api/runs/none: nobody looked at it then"):
+        with pytest.raises(ClientError, match="does not hold /api/runs/none: it holds what was opened"):
             await client.run("none")
 
 
