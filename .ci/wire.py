@@ -49,9 +49,17 @@ def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
+def _parsed(source: str) -> ast.Module:
+    """The tree of a module. Python 3.11 may fail where another thread parses meanwhile (cpython#106905)."""
+    try:
+        return ast.parse(source)
+    except SystemError:
+        return ast.parse(source)
+
+
 def _fields(source: str, wanted: Callable[[str], bool]) -> Iterator[str]:
     """The fields of the classes whose names are wanted."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(_parsed(source)):
         if isinstance(node, ast.ClassDef) and wanted(node.name):
             for line in node.body:
                 if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
@@ -148,7 +156,7 @@ def words(folder: Path = DIALECTS) -> frozenset[str]:
     """The words of the texts in the modules of the dialects: names in tables stand there, alone or in rows."""
     found = set[str]()
     for file in folder.glob("*.py"):
-        for node in ast.walk(ast.parse(_text(file))):
+        for node in ast.walk(_parsed(_text(file))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found |= set(_WORD.findall(node.value))
     return frozenset(found)

@@ -29,9 +29,9 @@ from typing import Any, Final, Self
 
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.client.connection import REFUSALS, NotAllowed, NotFound, Refused
-from penstock.gateway.model import times
 from penstock.gateway.model.answers import Digest, RolloutPage
 from penstock.gateway.model.rollout import RolloutSummary
+from penstock.gateway.reading.filters import QueryError, parse
 
 FORMAT: Final = "penstock tui recording 1"
 MOVING: Final = frozenset({"since", "limit", "after"})
@@ -258,23 +258,28 @@ class ReplayClient(Client):
         return next((one for one in reversed(answers) if one.at_ns <= now), answers[0])
 
     async def rollout_page(self, filter: str, limit: int, cursor: str | None) -> RolloutPage:
-        """The rollouts that are known until now, newest first; with another filter than a range of time the recorded
-        answer."""
-        since = filter.removeprefix("since:")
-        length = times.nanoseconds(since)
-        if cursor is not None or (filter and (since == filter or length is None)):
+        """The rollouts that are known until now and match, newest first; the recorded answer where a filter is about
+        calls, and where no list was recorded."""
+        found = None if cursor is not None else self._matching(filter)
+        if found is None:
             return await super().rollout_page(filter, limit, cursor)
-        now = self._clock.now_ns()
-        known = [row for row in self._rows().values() if row.created_ns >= now - (length or now)]
-        if not known:  # of an empty list, or of one that nobody looked at
-            return await super().rollout_page(filter, limit, cursor)
-        known.sort(key=lambda row: row.created_ns, reverse=True)
-        return RolloutPage(rollouts=known, next=None)
+        return RolloutPage(rollouts=sorted(found, key=lambda row: row.created_ns, reverse=True), next=None)
 
     async def rollouts_by_id(self, ids: Sequence[str], filter: str = "") -> list[RolloutSummary]:
-        """Rows from any recorded answers that have them."""
+        """Rows from any recorded answers that have them; none where a filter is about calls."""
+        found = {row.id: row for row in self._matching(filter) or ()}
+        return [found[id] for id in ids if id in found]
+
+    def _matching(self, filter: str) -> list[RolloutSummary] | None:
+        """The known rollouts that match; None where they cannot be told."""
+        try:
+            query = parse(filter, "rollouts", self._clock.now_ns())
+        except QueryError as error:
+            raise Refused(str(error), 400) from None
         rows = self._rows()
-        return [rows[id] for id in ids if id in rows]
+        if query.needs_spans or not rows:
+            return None
+        return [row for row in rows.values() if all(test(row, None) for test in (*query.on_rollout, *query.on_cost))]
 
     def _rows(self) -> dict[str, RolloutSummary]:
         """The rollouts of all lists, as they were last seen until now."""

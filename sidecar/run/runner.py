@@ -388,6 +388,8 @@ class HeartbeatSender:
 
 SMI = ("--query-gpu=utilization.gpu,memory.used", "--format=csv,noheader,nounits")
 SMI_S = 5.0
+KILLED_S = 1.0
+"""Time that the end of a killed one may take; s."""
 
 
 class Meter:
@@ -428,14 +430,17 @@ class Meter:
         )
         try:
             async with asyncio.timeout(SMI_S):
-                text = (await process.communicate())[0].decode(errors="replace")
+                return gpus((await process.communicate())[0].decode(errors="replace"))
         except TimeoutError:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            # Where a driver hangs, nvidia-smi cannot be killed. It is not waited for, and no second one is started.
-            self._late = process
             return None, None
-        return gpus(text)
+        finally:
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                # Where a driver hangs, nvidia-smi cannot be killed. It is not waited for, and no second one is started.
+                self._late = process
+                with suppress(TimeoutError):
+                    _ = await asyncio.wait_for(process.wait(), KILLED_S)
 
 
 def gpus(text: str) -> tuple[float | None, int | None]:

@@ -107,6 +107,21 @@ async def test_nothing_is_changed_in_a_recording_and_what_it_lacks_is_said(world
             await client.run("none")
 
 
+async def test_filters_hold_in_a_recording(world: World, tmp_path: Path) -> None:
+    path = tmp_path / "filtered.jsonl.gz"
+    await recorded(world.base, path)
+    recording = load(path)
+    async with ReplayClient(recording, ReplayClock(recording, at_end=True)) as client:
+        known = (await client.rollout_page("", 100, None)).rollouts
+        failed = [row.id for row in known if row.status == "failed"]
+        assert 0 < len(failed) < len(known)
+        assert [row.id for row in (await client.rollout_page("status:failed", 100, None)).rollouts] == failed
+        assert [row.id for row in await client.rollouts_by_id([row.id for row in known], "status:failed")] == failed
+        assert (await client.rollout_page("group:nobody", 100, None)).rollouts == []
+        with pytest.raises(ClientError, match="'statu'"):
+            await client.rollout_page("statu:failed", 100, None)
+
+
 async def test_a_recording_that_was_cut_off_is_played_as_far_as_it_goes(world: World, tmp_path: Path) -> None:
     path = tmp_path / "cut.jsonl.gz"
     await recorded(world.base, path)
